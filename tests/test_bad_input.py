@@ -114,7 +114,7 @@ REFUSED = [
     ("eval", ["eval needs a run folder"]),
     ("eval nowhere", ["nowhere"]),
     ("train --override bogus", ["unknown entry 'bogus'"]),
-    ("train --nproc 8:9 --exact 3", ["--exact 3 can't be shared out over 8 processes"]),
+    ("train --nproc 8 --exact 3", ["--exact 3 can't be shared out over 8 processes"]),
     ("train mine:leaves", ["mine.py, line", "raise SystemExit(0) ended the program, exit code 0"]),
     ("train --model os:system", ["os:system wants command"]),
     ("train --backend nccl --nproc 2 --device cpu", ["--backend nccl needs", "on cpu"]),
@@ -472,11 +472,12 @@ def test_ctrl_c_while_the_workers_start(place: Path) -> None:
     assert read(journal)[-1]["status"] == "interrupted" if journal.exists() else not (place / "run").exists()
 
 
-def test_sigusr1_of_the_launcher_alone_ends_with_a_checkpoint(running: Any) -> None:
-    """How Slurm says that a job's time is nearly over, where the launcher is its one task on the node."""
-    command, journal = running(2)
-    command.signal(signal.SIGUSR1)
-    assert_interrupted(command.end(30), journal, 138)
+@pytest.mark.parametrize(("nproc", "number", "code"), [(1, signal.SIGTERM, 143), (2, signal.SIGUSR1, 138)])
+def test_sigterm_and_sigusr1_end_with_a_checkpoint(running: Any, nproc: int, number: signal.Signals, code: int) -> None:
+    """SIGUSR1: how Slurm says that a job's time is nearly over, where the launcher is its one task on the node."""
+    command, journal = running(nproc)
+    command.signal(number)
+    assert_interrupted(command.end(30), journal, code)
     *_, checkpoint, end = journal()
     assert (checkpoint["kind"], checkpoint["step"]) == ("checkpoint", end["steps"])
 

@@ -200,7 +200,6 @@ def test_what_is_set_up_comes_before_the_run(tmp_path: Path) -> None:
         ("slurm", ["--nnodes", "0"], "no machine"),
         ("slurm", ["--name", "My job"], "--name My job"),
         ("slurm", ["--nnodes", "2", "--strategy", "dp"], "--strategy dp is one process"),
-        ("slurm", ["--nproc", "1:4"], "the job says how many processes there are"),
         ("slurm", ["--nnodes", "20", "--nproc", "4"], "smaller than the 80 processes"),
         ("slurm", ["--master-addr", "x"], "unknown flag '--master-addr'"),
         ("slurm", ["--image", "x"], "unknown flag '--image'"),

@@ -8,15 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from lockstep.config import Execution
 from lockstep.config.execution import processes_on
 from lockstep.data import loaders as readers
 from lockstep.distributed import devices as devices_module
 from lockstep.distributed.devices import (
-    choose,
     device_name,
     device_type,
     devices,
@@ -200,40 +197,6 @@ def test_a_device_without_a_name_is_called_by_its_kind(monkeypatch: pytest.Monke
     assert device_name(XPU) == "Arc on xpu:1"
     assert device_name(OTHER) == "privateuseone"
     assert device_name(torch.device("cpu")).startswith("cpu (")
-
-
-@given(
-    cores=st.integers(1, 256),
-    load=st.floats(0, 300),
-    ends=st.tuples(st.integers(1, 300), st.integers(0, 300)),
-    threads=st.integers(0, 64),
-    most_allowed=st.integers(0, 300),
-)
-def test_of_a_range_as_many_as_have_free_cores_and_are_allowed(
-    cores: int, load: float, ends: tuple[int, int], threads: int, most_allowed: int
-) -> None:
-    least, most = ends[0], sum(ends)
-
-    def chosen(load: float = load) -> int:
-        return choose(cores, load, least, most, threads, lambda count: "no" if count > most_allowed else "")
-
-    count, room = chosen(), (cores - load) / (threads or 1)
-    assert least <= count <= most
-    assert count == least or count <= most_allowed
-    assert count == least or count <= room + 0.5
-    assert count in (most, most_allowed) or count + 1 > room - 0.5 or most_allowed < least
-    assert chosen(load + 1) <= count <= chosen(0.0)
-
-
-@pytest.mark.parametrize(
-    ("cores", "load", "threads", "count"),
-    [
-        *((4, 0.0, 0, 4), (4, 0.4, 0, 4), (4, 0.6, 0, 3), (4, 3.0, 0, 1), (4, 9.0, 0, 1)),
-        *((8, 0.1, 2, 4), (8, 3.2, 2, 2), (64, 0.0, 1, 4), (2, 0.0, 4, 1)),
-    ],
-)
-def test_choices_within_1_to_4(cores: int, load: float, threads: int, count: int) -> None:
-    assert choose(cores, load, 1, 4, threads, lambda _: "") == count
 
 
 def test_auto_is_a_process_for_two_cores(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,20 +15,13 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from lockstep.config import Execution
+from lockstep.config import Execution, Recovery
 from lockstep.distributed.devices import process_count
 from lockstep.distributed.launcher import launch
 from lockstep.distributed.proc import cores, stopped
 from lockstep.distributed.world import World
 from lockstep.errors import UserError
 from tests.subprocesses import Command, Ended
-
-
-def test_processes_on_a_cpu_by_a_range() -> None:
-    said: list[str] = []
-    assert 1 <= process_count(Execution(device="cpu", nproc="1:3"), said.append) <= min(3, cores())
-    assert all(": others keep " in text for text in said)
-    assert "core(s) busy (--nproc 1:3)" in said[0]
 
 
 def test_processes_on_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -39,9 +32,6 @@ def test_processes_on_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     assert process_count(Execution(nproc=3, backend="gloo")) == 3  # ranks may share a GPU there
     with pytest.raises(UserError, match="--nproc 3 needs 3 GPUs, this machine offers 2"):
         process_count(Execution(nproc=3))
-    assert process_count(Execution(nproc="1:8")) <= 2
-    with pytest.raises(UserError, match="--nproc 3 needs 3 GPUs"):
-        process_count(Execution(nproc="3:4"))
 
 
 def report(world: World, a: int, b: int) -> dict[str, Any]:
@@ -58,15 +48,6 @@ def report(world: World, a: int, b: int) -> dict[str, Any]:
 def test_one_process_runs_here() -> None:
     (value,) = launch(report, 1, 2, nproc=1, execution=Execution(device="cpu", threads=1))
     assert value == {"rank": 0, "size": 1, "sum": 3, "total": 1, "threads": 1, "pid": os.getpid()}
-
-
-def test_a_range_is_refused_where_another_launcher_has_started_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-    monkeypatch.setenv("MASTER_PORT", str(free_port()))
-    with pytest.raises(UserError, match="--nproc 1:2, and a launcher has started this process"):
-        launch(report, 1, 2, nproc="1:2")
 
 
 def test_a_value_from_each_rank_and_nothing_left_behind() -> None:
@@ -410,9 +391,13 @@ def test_a_machine_that_stays_alone_says_so(tmp_path: Path) -> None:
     assert not (tmp_path / "runs").exists()
 
 
-def test_what_can_not_tell_how_far_it_has_got_leaves_no_process() -> None:
-    """As a run folder that can't be read: the warm process would wait for its owner, and that at its end for it."""
+def lose(world: World) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
 
+
+def test_a_restart_that_can_not_be_noted_leaves_no_process() -> None:
+    """As in a run folder that can't be read: the warm process would wait for its owner, and that at its end for it."""
+    noting = Mock(side_effect=UserError("the folder can't be read"))
     with pytest.raises(UserError, match="can't be read"):
-        launch(report, 1, 2, nproc=2, progress=Mock(side_effect=UserError("the folder can't be read")))
+        launch(lose, nproc=2, execution=Execution(device="cpu"), recovery=Recovery(max_restarts=1), restarting=noting)
     assert not multiprocessing.active_children()

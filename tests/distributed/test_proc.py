@@ -8,10 +8,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections import namedtuple
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from unittest.mock import Mock
 
 import psutil
@@ -24,27 +22,6 @@ from lockstep.errors import UserError
 def write(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
-
-
-def test_what_others_keep_busy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On the cores of this process, less what it and its descendants had of them, and what a quota withholds."""
-    times = SimpleNamespace(now=100.0, busy=[10.0, 20.0, 0.0], own=5.0)
-    core = namedtuple("core", "user system idle iowait steal")
-    monkeypatch.setattr(time, "monotonic", lambda: times.now)
-    monkeypatch.setattr(psutil, "cpu_times", lambda percpu: [core(each, 0.0, 7.0, 7.0, 0.0) for each in times.busy])
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
-    monkeypatch.setattr(psutil.Process, "cpu_times", lambda self: SimpleNamespace(user=times.own, system=1.0))
-    monkeypatch.setattr(psutil.Process, "children", lambda self, recursive: [])
-    monkeypatch.setattr(proc, "cpu_quota", lambda: None)
-    look = proc.Load(os.getpid())
-    assert look.cores() is None  # too early
-    times.now, times.busy, times.own = 102.0, [12.0, 20.5, 99.0], 6.0
-    assert look.cores() == pytest.approx((2.0 + 0.5 - 1.0) / 2)
-    monkeypatch.setattr(proc, "cpu_quota", lambda: 0.5)
-    assert look.cores() == 1.5
-    monkeypatch.setattr(psutil, "cpu_times", lambda percpu: [])  # hidden
-    monkeypatch.setattr(proc, "cpu_quota", lambda: None)
-    assert look.cores() == 0.0
 
 
 def test_the_narrowest_group_of_version_2_counts(tmp_path: Path) -> None:

@@ -3,10 +3,8 @@
 import dataclasses
 import json
 import os
-import re
 import signal
 import tempfile
-import time
 from collections import namedtuple
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,11 +17,9 @@ from safetensors.numpy import load_file
 from lockstep.checkpoint.store import Snapshot
 from lockstep.commands.resize import main
 from lockstep.config.recipes import recipe
-from lockstep.distributed import proc
 from lockstep.distributed.files import LOCK, hold
 from lockstep.distributed.rendezvous import STORE
 from lockstep.distributed.resize import REQUEST, asked, places, read_request, remove_states
-from lockstep.distributed.signals import again
 from lockstep.distributed.world import World
 from lockstep.errors import UserError
 from lockstep.training.assemble import assemble
@@ -70,15 +66,6 @@ def stepping(command: Command, folder: Path) -> None:
     command.until(reached, 120)
 
 
-def choose_again(command: Command, folder: Path, nproc: int) -> None:
-    """Send SIGUSR2 to a run whose range is one number, which is thus the choice whatever the machine does."""
-    before = len(kinds(folder, "resize"))
-    for _ in range(2):  # of which the second may find it done
-        command.signal(signal.SIGUSR2)
-    command.until(lambda: len(kinds(folder, "resize")) > before, 120)
-    assert kinds(folder, "resize")[-1]["processes"] == nproc
-
-
 def compared(command: Command, place: Path, flags: tuple[str, ...]) -> tuple[dict[str, Any], dict[str, Any], str]:
     """End a run in the midst of a resize, complete its epoch by the same command, and train as long undisturbed: both
     `end` records, and what the run has printed."""
@@ -101,13 +88,13 @@ def compared(command: Command, place: Path, flags: tuple[str, ...]) -> tuple[dic
 def test_resizes_and_a_kill_change_no_bit_and_leave_nothing(tmp_path: Path) -> None:
     exact = ("--exact", "3", "--checkpoint-every", "20steps", "--ema", "0.9")
     folder, before = tmp_path / "run", handed_over()
-    command = lockstep(*FLAGS, *ENDLESS, *exact, "--nproc", "1:1", cwd=tmp_path)
+    command = lockstep(*FLAGS, *ENDLESS, *exact, "--nproc", "1", cwd=tmp_path)
     starting(command, folder)
     assert "1 -> 3 processes at step " in resize(tmp_path, 3)  # asked for while it starts
     stepping(command, folder)
     command.signal(signal.SIGKILL, command.workers()[2])
     assert "3 -> 2 processes at step " in resize(tmp_path, 2)  # asked for while it is started again
-    choose_again(command, folder, 1)
+    assert "2 -> 1 processes at step " in resize(tmp_path, 1)
     stepping(command, folder)
     runs, resizes, (restart,) = kinds(folder, "run"), kinds(folder, "resize"), kinds(folder, "fault")
     assert (restart["fault"], restart["step"], restart["processes"]) == ("restart", runs[2]["resumed_from"], 3)
@@ -128,7 +115,6 @@ def test_resizes_and_a_kill_change_no_bit_and_leave_nothing(tmp_path: Path) -> N
     assert {name: mine[name] for name in SAME} == {name: straight[name] for name in SAME}
     assert "restart 1 of 3 on 3 process(es)" in said
     assert "3 -> 2 processes at step " in said
-    assert re.search(r"SIGUSR2: goes on with 1 process\(es\): others keep \d.* busy \(--nproc 1:1\)\n2 -> 1 proc", said)
     assert said.count("digits: ") == 2  # the lines of a start come with the first one and with the restart
     assert handed_over() <= before
     assert not (folder / REQUEST).exists()
@@ -137,11 +123,10 @@ def test_resizes_and_a_kill_change_no_bit_and_leave_nothing(tmp_path: Path) -> N
 @pytest.mark.slow
 def test_without_exact_mode_it_is_the_same_run_up_to_rounding(tmp_path: Path) -> None:
     plain = ("--optimizer", "sgd", "--lr", "0.01", "--loader", "streaming", "--workers", "1")
-    command = lockstep(*FLAGS, *ENDLESS, *plain, "--nproc", "2:2", cwd=tmp_path)
+    command = lockstep(*FLAGS, *ENDLESS, *plain, "--nproc", "2", cwd=tmp_path)
     starting(command, tmp_path / "run")
-    resize(tmp_path, 1)
-    choose_again(command, tmp_path / "run", 2)
-    resize(tmp_path, 3)
+    for nproc in (1, 2, 3):
+        resize(tmp_path, nproc)
     stepping(command, tmp_path / "run")
     mine, straight, said = compared(command, tmp_path, plain)
     assert mine["ledger_sha256"] == straight["ledger_sha256"]
@@ -150,25 +135,6 @@ def test_without_exact_mode_it_is_the_same_run_up_to_rounding(tmp_path: Path) ->
     weights = [load_file(tmp_path / name / "weights" / "final.safetensors") for name in ("run", "straight")]
     for name, value in weights[0].items():
         assert value == pytest.approx(weights[1][name], rel=1e-2, abs=1e-3), name
-
-
-@pytest.mark.parametrize(
-    ("nproc", "said"),
-    [
-        ("1", "SIGUSR2 changes nothing: --nproc 1 is no range, as 1:4, to choose from\n"),
-        ("2:2", "SIGUSR2: stays on 2 process(es): others keep "),
-    ],
-)
-def test_sigusr2_ends_no_run_and_waits_for_one_that_starts(nproc: str, said: str, tmp_path: Path) -> None:
-    command = lockstep(*FLAGS, *ENDLESS, "--nproc", nproc, cwd=tmp_path)
-    command.until(lambda: (tmp_path / "run" / LOCK).exists(), 120)
-    command.signal(signal.SIGUSR2)
-    command.until(lambda: said in command.said(), 120)
-    command.signal(signal.SIGTERM)
-    ended = command.end(120)
-    assert (ended.code, ended.orphans) == (143, ()), ended.text
-    assert records(tmp_path / "run")[-1]["status"] == "interrupted"
-    assert not kinds(tmp_path / "run", "resize")
 
 
 GONE = 1 << 22  # above the pids that the kernel gives
@@ -232,30 +198,25 @@ def test_what_a_config_a_machine_or_another_launcher_does_not_allow(monkeypatch:
     assert "training moves the length of seen, which can't be handed over" in objection(config, world, run, 3)
 
 
-def test_sigusr2_comes_to_what_the_last_one_chose(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also while a checkpoint is written, during which what was chosen waits."""
-    config, world, said = recipe("digits").with_execution(nproc="1:8"), World.single(), list[str]()
-    config = dataclasses.replace(config, batch_size=3)
-    load: list[float | None] = [None]
-    monkeypatch.setattr(proc, "cores", lambda: 16)
-    monkeypatch.setattr(proc, "Load", lambda pid: SimpleNamespace(cores=lambda: load[0]))
+def test_a_request_waits_while_a_checkpoint_is_written_but_not_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, world, clock = recipe("digits"), World.single(), SimpleNamespace(now=100.0)
+    monkeypatch.setattr("lockstep.training.resize.time", SimpleNamespace(monotonic=lambda: clock.now))
     writer: Any = SimpleNamespace(busy=True)
-    wish = wishes(config, world, assemble(config, world), tmp_path, writer, said.append)
-    monkeypatch.setattr(again, "came", 1.0)
-    monkeypatch.setattr(again, "chosen", 0.0)
-    assert (wish(), said) == (0, [])  # it is too early to tell
-    load[0] = 0.0
-    assert wish() == wish() == 0
-    assert "SIGUSR2: goes on with 3 process(es): others keep 0.0 of " in said[0]  # a batch of 3 has no more
-    writer.busy = False
-    assert [wish(), wish()] == [3, 0]
-    writer.busy = True
-    for load[0] in (0.0, 16.0):
-        again.came = time.monotonic()
-        assert wish() == 0
-    writer.busy = False
+    wish = wishes(config, world, assemble(config, world), tmp_path, writer)
     assert wish() == 0
-    assert [text.partition(" process")[0] for text in said[1:]] == ["SIGUSR2: goes on with 3", "SIGUSR2: stays on 1"]
+    with asked(tmp_path, 3):
+        assert wish() == wish() == 0
+        writer.busy = False
+        assert wish() == 3
+        writer.busy = True
+        assert wish() == 0
+        clock.now += 9.9
+        assert wish() == 0
+        clock.now += 0.1
+        assert wish() == 3
+    assert wish() == 0
 
 
 def test_where_the_state_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

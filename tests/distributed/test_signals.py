@@ -4,12 +4,11 @@ import select
 import signal
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
 
-from lockstep.distributed.signals import again, collect_stop_signals, end_with_parent, sigterm_raises
+from lockstep.distributed.signals import collect_stop_signals, end_with_parent, sigterm_raises
 from tests.subprocesses import Command, Ended
 
 STOPPABLE = """
@@ -137,26 +136,6 @@ def test_a_launcher_takes_note_of_signals_but_of_those_that_it_was_to_ignore() -
     finally:
         signal.signal(signal.SIGTERM, ignored)
     assert {number: signal.getsignal(number) for number in stops} == before
-
-
-def test_sigusr2_asks_for_a_choice_that_answers_what_came_before_it() -> None:
-    before, waited = signal.getsignal(signal.SIGUSR2), list[bool]()
-    try:
-        for disposition in (signal.SIG_IGN, signal.SIG_DFL):
-            signal.signal(signal.SIGUSR2, disposition)
-            again.listen()
-            with collect_stop_signals() as notes:
-                signal.raise_signal(signal.SIGUSR2)
-                assert notes.take() == []  # nobody is asked to stop
-            waited.append(again.waits)
-        again.chosen = time.monotonic()
-        waited.append(again.waits)
-        signal.raise_signal(signal.SIGUSR2)
-        waited.append(again.waits)
-    finally:
-        signal.signal(signal.SIGUSR2, before)
-        again.came = again.chosen = 0.0
-    assert waited == [False, True, False, True]
 
 
 PARENT = """

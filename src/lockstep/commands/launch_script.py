@@ -39,8 +39,6 @@ class Plan:
         sound, rule = re.fullmatch(r"[a-z]([a-z0-9-]{0,50}[a-z0-9])?", self.job), "small letters, digits and hyphens"
         message = f"--name {self.job}: not a name that every scheduler takes"
         require(sound, message, f"Use {rule}, a letter first, at most 52 of them.")
-        message = f"--nproc {self.config.execution.nproc}, and the job says how many processes there are"
-        require(self.config.execution.nproc_range is None, message, "Give one number.")
         strategy = self.config.execution.strategy
         message = f"--strategy {strategy} is one process, and --nnodes {self.nnodes} has one on each machine at least"
         require(self.nnodes == 1 or strategy not in ONE_PROCESS, message, "Use --strategy ddp.")
@@ -61,7 +59,7 @@ class Plan:
     def per_node(self) -> int:
         """Processes on each machine, as far as that is known here: 1 for auto."""
         execution = self.config.execution
-        return 1 if execution.nproc == "auto" or execution.strategy in ONE_PROCESS else int(execution.nproc)
+        return 1 if execution.nproc == "auto" or execution.strategy in ONE_PROCESS else execution.nproc
 
     def train_flags(self, **changed: Any) -> list[list[str]]:
         """The flags that the recipe does not have so already, each with its value; `changed`: fields of Execution."""

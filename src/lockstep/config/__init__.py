@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 from lockstep.config.conflicts import check
 from lockstep.config.data import DataConfig, SamplesConfig
 from lockstep.config.execution import LOG_MIRRORS, Execution, Interval, Recovery, Strategy
-from lockstep.config.fields import Arg, Count, Floats, Ints, Names, Positive, flags_of, require, span, with_values
+from lockstep.config.fields import Arg, Count, Floats, Ints, Names, Positive, flags_of, require, with_values
 from lockstep.config.files import entries
 from lockstep.config.model import ModelConfig
 from lockstep.config.optim import OPTIMIZERS, CommConfig, OptimConfig, ScheduleName, SelectionConfig
@@ -96,12 +96,7 @@ class Config:
             "A collective would give up before the report of who keeps it waiting: raise --collective-timeout.",
         )
         if execution.nproc != "auto":
-            self.require_batch_for(span(execution.nproc)[0] * execution.nnodes)
-
-    @property
-    def most_processes(self) -> int:
-        """So many can share a full batch, or the slices of exact mode, with something for each."""
-        return self.exact or -(-self.batch_size // (self.model.group or 1)) // self.accumulate
+            self.require_batch_for(execution.nproc * execution.nnodes)
 
     def require_batch_for(self, processes: int) -> None:
         """Raise UserError where some process would have no sample in a full batch, or no slice."""
@@ -116,7 +111,7 @@ class Config:
         micro = f" in {self.accumulate} micro-batches" if self.accumulate > 1 else ""
         groups = f" in groups of {group}" if group > 1 else ""
         require(
-            processes <= self.most_processes,
+            processes <= -(-self.batch_size // group) // self.accumulate,
             f"a batch of {self.batch_size}{groups}{micro} is smaller than the {processes} processes that share it",
             f"--batch-size is global: give at least {processes * self.accumulate * group}, or fewer processes "
             "with --nproc.",

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from lockstep.config.conflicts import check
-from lockstep.config.fields import Arg, Count, Ints, Names, Positive, require, span
+from lockstep.config.fields import Arg, Count, Ints, Names, Positive, require
 from lockstep.errors import require_no_secrets, unknown
 
 Strategy = Literal["single", "dp", "ddp", "fsdp"]
@@ -38,8 +38,8 @@ class Execution:
     """Run folder, or where a store keeps it, as s3://bucket/run; a run that is there goes on."""
     data_dir: Annotated[str, Arg(unset="$LOCKSTEP_DATA, else ./data")] = ""
     """Where data sets lie, or are put."""
-    nproc: Annotated[int | Literal["auto"] | str, Arg(least=1, most=1024, spans=True)] = "auto"
-    """Processes on this machine. auto: one per GPU, else one for two cores, at most 8; 1:4: as cores are free."""
+    nproc: Annotated[int | Literal["auto"], Arg(least=1, most=1024)] = "auto"
+    """Processes on this machine. auto: one per GPU, else one for two cores, at most 8."""
     strategy: Strategy = "ddp"
     """single: one process; dp: one, DataParallel on several GPUs; ddp: a whole model on each; fsdp: a part of it."""
     model_parallel: Positive = 1
@@ -99,11 +99,6 @@ class Execution:
             "several machines need one address to meet at",
             "Give --master-addr (machine 0's address) and --master-port, the same on every machine.",
         )
-
-    @property
-    def nproc_range(self) -> tuple[int, int] | None:
-        """The least and the most processes that --nproc MIN:MAX allows; None where it is no range."""
-        return span(self.nproc) if ":" in str(self.nproc) else None
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,6 @@ Names = tuple[str, ...]
 
 _NOUNS = {int: "a whole number", float: "a number", str: "a name", bool: "true or false"}
 _ABSENT = object()
-_SPAN = "[0-9]{1,9}:[0-9]{1,9}"
 
 
 @dataclass(frozen=True)
@@ -42,7 +41,6 @@ class Arg:
     takes: str = ""  # the same in words
     same: tuple[tuple[str, Any], ...] = ()  # words that stand for a value
     words: bool = False  # several values with spaces between them: all up to the next flag
-    spans: bool = False  # a number, or the least and the most of it: 1:4
     flag: bool = True  # False: an entry of files alone
 
     @property
@@ -85,8 +83,6 @@ class Flag:
         """What it takes beside its choices, in words; a switch takes nothing."""
         if self.arg.takes or self.kind is None or self.kind is bool:
             return self.arg.takes
-        if self.arg.spans:
-            return f"{_NOUNS[self.kind]}, a range as 1:4"
         between = f"s with {'spaces' if self.arg.words else 'commas'} between them"
         return f"{_NOUNS[self.kind].removeprefix('a ')}{between}" if self.many else _NOUNS[self.kind]
 
@@ -100,7 +96,7 @@ class Flag:
         as_it_is = (
             self.arg.words or text in self.choices or text.lower() in (*dict(self.arg.same), self.arg.unset or None)
         )
-        if as_it_is or self.kind is None or (self.arg.spans and ":" in text):
+        if as_it_is or self.kind is None:
             return self.checked(text)
         try:
             parts = [self.kind(part) for part in (split_commas(text) if self.many else [text])]
@@ -124,12 +120,6 @@ class Flag:
         return value
 
     def _check(self, value: Any) -> None:
-        if self.arg.spans and isinstance(value, str) and re.fullmatch(_SPAN, value):
-            least, most = span(value)
-            for end in (least, most):
-                self._check(end)
-            require(least <= most, f"{self.name} {value} ends before it begins", f"Give {most}:{least}.")
-            return
         kinds = (int, float) if self.kind is float else self.kind
         if kinds is None or not isinstance(value, kinds) or (isinstance(value, bool) and kinds is not bool):
             raise self._refused(value)
@@ -175,12 +165,6 @@ class Flag:
             return self.words(value)[0]
         word = next((word for word, same in self.arg.same if same == value), "")
         return f"no {self.name}" if value in ("", ()) and not word else f"{self.name} {word or self.plainly(value)}"
-
-
-def span(value: int | str) -> tuple[int, int]:
-    """The least and the most of a number or a range: 1 and 4 of 1:4."""
-    least, _, most = str(value).partition(":")
-    return int(least), int(most or least)
 
 
 def split_commas(text: str) -> tuple[str, ...]:

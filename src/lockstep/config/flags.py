@@ -49,7 +49,6 @@ ADVICE = {
     "--norm-weight-decay": "--decay-norms no leaves norms and biases without weight decay",
     "--data": "--data-dir DIR says where data lies; your own class folders: `lockstep train photos --data-dir DIR`",
     "--devices": "that is --nproc N here, or --gpus 0,2 for these GPUs",
-    "--min-nproc": "--nproc MIN:MAX says both here, how few processes and how many",
     "--evaluate": "a run's weights are evaluated by `lockstep eval RUN`",
     "--test-only": "a run's weights are evaluated by `lockstep eval RUN`",
     "--distributed": "there is nothing to switch on: --nproc says how many processes (default: auto)",

@@ -1,18 +1,15 @@
 """The devices of this host, by torch's accelerator API, and their memory."""
 
 import ctypes
-import math
 import os
 import resource
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import torch
 
 from lockstep.config import Execution
 from lockstep.config.execution import ONE_PROCESS, processes_on
-from lockstep.config.fields import span
-from lockstep.distributed.proc import LOOK_S, Load, cores, require_room
+from lockstep.distributed.proc import cores
 from lockstep.errors import UserError
 
 _LOOK = (
@@ -58,50 +55,16 @@ def devices(execution: Execution) -> list[torch.device]:
     return [torch.device(kind, index) for index in execution.gpus or range(count)]
 
 
-def process_count(execution: Execution, say: Callable[[str], object] = lambda _: None) -> int:
-    """Processes to start on this machine: --nproc, or one per GPU, or as many as `processes_on` says.
-
-    Of a range as many as cores are free, for which others are watched half a second; `say`: called with the reason.
-    """
+def process_count(execution: Execution) -> int:
+    """Processes to start on this machine: --nproc, or one per GPU, or as many as `processes_on` says."""
     available = devices(execution)
     if execution.strategy in ONE_PROCESS:
         return 1
     if execution.nproc == "auto":
         on_cpu = available[0].type == "cpu"
         return processes_on(cores()) if on_cpu else max(1, len(available) // execution.model_parallel)
-    least, most = span(execution.nproc)
-    _require_enough(available, least, execution)
-    if execution.nproc_range is None:
-        return least
-    look = Load(os.getpid())
-    while (load := look.cores()) is None:
-        time.sleep(LOOK_S / 10)
-
-    def refused(processes: int) -> str:
-        try:
-            _require_enough(available, processes, execution)
-            require_room(processes, execution.threads, execution.workers)
-        except UserError as error:
-            return error.message
-        return ""
-
-    count = choose(cores(), load, least, most, execution.threads, refused)
-    say(f"{count} process(es): {choice(load, execution)}")
-    return count
-
-
-def choose(cores: int, load: float, least: int, most: int, threads: int, refused: Callable[[int], str]) -> int:
-    """The most processes within a range for whose threads there are free cores and which nothing refuses.
-
-    `load`: how many of the cores others keep busy. Where there is no room for `least`, it is that all the same.
-    """
-    room = math.floor(cores - load + 0.5) // max(1, threads)
-    return next((count for count in range(min(most, room), least, -1) if not refused(count)), least)
-
-
-def choice(load: float, execution: Execution) -> str:
-    """What a number within --nproc MIN:MAX was chosen by, in words."""
-    return f"others keep {load:.1f} of {cores()} core(s) busy (--nproc {execution.nproc})"
+    _require_enough(available, execution.nproc, execution)
+    return execution.nproc
 
 
 def _require_enough(available: list[torch.device], processes: int, execution: Execution) -> None:

@@ -12,12 +12,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from lockstep.config import Execution, Recovery
-from lockstep.config.fields import require
 from lockstep.distributed import failures, proc, signals, warm
 from lockstep.distributed.devices import process_count
 from lockstep.distributed.environment import launcher_ranks, over_slurm_nodes
@@ -30,7 +29,6 @@ from lockstep.distributed.warm import WarmProcess
 from lockstep.distributed.world import join
 from lockstep.errors import EXIT_FAILURE, EXIT_USER_ERROR, PeerError, UserError
 
-Progress = Callable[[], int]
 Restarting = Callable[[str, int], object]
 _CHECKPOINT_S = 30.0  # what workers get to end after a signal
 _SECOND_S = 1.0  # a terminal and a batch system may each send one and the same signal: within this it counts once
@@ -39,10 +37,9 @@ _SECOND_S = 1.0  # a terminal and a batch system may each send one and the same 
 def launch(
     fn: Callable[..., Any],
     *args: Any,
-    nproc: int | str = "auto",
+    nproc: int | Literal["auto"] = "auto",
     execution: Execution | None = None,
     recovery: Recovery | None = None,
-    progress: Progress = lambda: 0,
     restarting: Restarting = lambda *_: None,
 ) -> list[Any]:
     """Run `fn(world, *args)` on `nproc` processes and return one value per local rank.
@@ -52,8 +49,6 @@ def launch(
     `if __name__ == "__main__":`. In a notebook `fn` may be what a cell defines; it goes to the workers with copies of
     the global variables that it uses. Where it returns a `Resize` on all ranks, as many others take their place.
 
-    `nproc`: a number, auto, or a range as "1:4", of which as many are started as cores are free.
-    `progress`: where the work has got to, asked after a restart; of a range, what comes no further goes on with fewer.
     `restarting`: called before a restart with its cause and how many processes it starts.
 
     Raises:
@@ -69,12 +64,9 @@ def launch(
     failures.shorten_uncaught()
     execution = over_slurm_nodes(execution)
     if launcher_ranks():
-        remedy = "Leave it out: the launcher decides how many there are."
-        message = f"--nproc {execution.nproc}, and a launcher has started this process"
-        require(execution.nproc_range is None, message, remedy)
         return [_run_launched(fn, args, execution)]
     with refusing_for_all(execution):
-        count = process_count(execution, _say)
+        count = process_count(execution)
         resize, payload = None, (Work(fn, args), execution)
         if count == 1 and execution.nnodes == 1:
             value = _run_here(fn, args, execution, payload)
@@ -83,27 +75,23 @@ def launch(
             resize = value
         recovery = recovery or Recovery(max_restarts=0)
         try:
-            return _supervise(payload, count, recovery, progress, restarting, resize)
+            return _supervise(payload, count, recovery, restarting, resize)
         finally:
             signals.take_stops()  # if they are still held, an error came first
 
 
 def _supervise(
-    payload: tuple[Work, Execution], count: int, recovery: Recovery, progress: Progress, restarting: Restarting,
-    resize: Resize | None,
-) -> list[Any]:  # fmt: skip
-    """Start the ranks, and others where they ask for that; again where one of them was killed or hung, with one less
-    where that got nowhere."""
+    payload: tuple[Work, Execution], count: int, recovery: Recovery, restarting: Restarting, resize: Resize | None
+) -> list[Any]:
+    """Start the ranks, and others where they ask for that; again where one of them was killed or hung."""
     execution = payload[1]
-    least = execution.nproc_range[0] if execution.nproc_range else math.inf
     restarts = recovery.max_restarts if execution.nnodes == 1 else 0  # the other machines' launchers would not know
     proc.require_room(count, execution.threads, execution.workers)
     may_fork = torch.accelerator.current_accelerator(check_available=True) is None  # its driver bears no fork
     if resize is not None and not may_fork:
         gc.collect()  # what the rank that was this process held on the device
         torch.accelerator.empty_cache()
-    reached, attempt = progress(), 1  # it may raise, and then nothing has been started
-    server = warm.take(payload, may_fork)
+    attempt, server = 1, warm.take(payload, may_fork)
     try:
         with signals.collect_stop_signals() as stops:
             if resize is not None:
@@ -115,15 +103,11 @@ def _supervise(
                     resize = next((value for value in values if isinstance(value, Resize)), None)
                     if resize is None:
                         return values
-                    signals.again.chosen = max(resize.chosen, signals.again.chosen)
                 except WorkerFailed as failed:
                     resize = None  # they go on from a checkpoint
                     remove_states(mine=True)
                     if not failed.transient or attempt > restarts:
                         raise
-                    before, reached = reached, progress()
-                    if reached == before and attempt > 1 and count > least:
-                        count -= 1
                     _say(f"{failed}; restart {attempt} of {restarts} on {count} process(es)")
                     restarting(str(failed), count)
                     if not (server.process and server.process.is_alive()):
@@ -179,7 +163,6 @@ def _run_rank(
     try:
         try:
             os.environ.update(environ)
-            signals.again.listen()
             signals.raise_once(signals.STOPS, lambda: PeerError(pipe.recv()) if pipe.poll() else None)
             held = signals.LAUNCHER_STOPS if HANDOVER in environ else ()  # until the state is there, and can be kept
             if held:
@@ -233,11 +216,7 @@ class _Attempt:
                 self.pipes[rank] = self.server.start(
                     -1 - rank, f"rank {rank}", _run_rank, rank, environ, stopped_s=stopped_s
                 )
-        passed_on = signals.again.chosen
         while self.running:
-            if signals.again.came > passed_on:  # before these ranks were there, or since
-                passed_on = signals.again.came
-                self.server.signal(signal.SIGUSR2)
             seconds = max(0.0, min(self.kill_at, self.decide_at) - time.monotonic())
             sources: list[Any] = [self.server.connection, self.stops.awake, *self.pipes.values()]
             ready = wait(sources, None if seconds == math.inf else seconds)

@@ -8,7 +8,6 @@ import resource
 import signal
 import sys
 import threading
-import time
 from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
@@ -20,7 +19,6 @@ from lockstep.errors import UserError
 _MOST_THREADS_A_CORE = 16
 # 2 processes of digits take between 24 and 32 files; a worker's pipe and its copy, for a training and a validation set
 _OPEN_FILES, _OPEN_FILES_A_PEER, _OPEN_FILES_A_WORKER = 48, 8, 4
-LOOK_S = 0.5  # for which others are watched, to tell how many cores they leave
 _OWN_THREADS = 8  # of a rank beside its CPU threads: gloo's, the heartbeat's, a writer...
 _ENDS_WITH_US = r"multiprocessing\.(resource_tracker|forkserver)"  # Python's own helpers, which end with their owner
 _LEAVE_S = 2.0  # what processes get to end by themselves after the one that started them
@@ -38,38 +36,6 @@ _STATES = {
 def cores() -> int:
     """CPU cores that this process may use."""
     return len(os.sched_getaffinity(0))
-
-
-class Load:
-    """How many of this process's cores others keep busy, from here on: all but a process and its descendants."""
-
-    def __init__(self, own: int) -> None:
-        self.own = own
-        self.began, self.busy, self.ours = self._so_far()
-
-    def cores(self) -> float | None:
-        """On average until now; None while it is too early to tell. What a control group withholds counts too."""
-        now, busy, ours = self._so_far()
-        if (seconds := now - self.began) < LOOK_S:
-            return None
-        own = sum(spent - self.ours.get(pid, 0.0) for pid, spent in ours.items())
-        withheld = cores() - (cpu_quota() or math.inf)
-        return max(0.0, withheld, (busy - self.busy - own) / seconds)
-
-    def _so_far(self) -> tuple[float, float, dict[int, float]]:
-        """The time; seconds in which these cores have been busy, and those that each of ours has had of them."""
-        busy, ours = 0.0, dict[int, float]()
-        with suppress(psutil.Error, OSError):  # nothing can be seen of others here
-            mine = os.sched_getaffinity(0)
-            for each in [times for number, times in enumerate(psutil.cpu_times(percpu=True)) if number in mine]:
-                idle = sum(getattr(each, name, 0.0) for name in ("idle", "iowait", "guest", "guest_nice"))
-                busy += sum(each) - idle
-            owner = psutil.Process(self.own)
-            for process in (owner, *owner.children(recursive=True)):
-                with suppress(psutil.Error):  # it ended meanwhile
-                    spent = process.cpu_times()
-                    ours[process.pid] = spent.user + spent.system
-        return time.monotonic(), busy, ours
 
 
 def threads_each(asked: int, local_size: int = 1) -> int:

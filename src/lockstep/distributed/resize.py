@@ -27,14 +27,10 @@ _SPARE = 1.1  # of the state's size, that a place must have free
 
 @dataclass(frozen=True)
 class Resize:
-    """What all ranks return where so many others shall go on, from the state in a folder.
-
-    `chosen`: when rank 0 chose last (signals.Again).
-    """
+    """What all ranks return where so many others shall go on, from the state in a folder."""
 
     nproc: int
     folder: str
-    chosen: float = 0.0
 
 
 @dataclass(frozen=True)

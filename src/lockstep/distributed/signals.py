@@ -6,7 +6,6 @@ import os
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -151,33 +150,6 @@ def take_stops() -> None:
         os.kill(os.getpid(), number)
 
 
-class Again:
-    """SIGUSR2, by which a run chooses its number of processes again: its handler, and what has come of it.
-
-    Times are of time.monotonic, which is one clock for all processes of a machine.
-    """
-
-    came = chosen = 0.0  # when the signal came last; when the last number was chosen, which answers all before it
-
-    def __call__(self, *_: object) -> None:
-        """It has come."""
-        self.came = time.monotonic()
-
-    @property
-    def waits(self) -> bool:
-        """True where nothing has been chosen since it came."""
-        return self.came > self.chosen
-
-    def listen(self) -> None:
-        """Take note of it from now on, unless this process was started to ignore it, or has another handler."""
-        self.came = self.chosen = 0.0
-        if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGUSR2) == signal.SIG_DFL:
-            signal.signal(signal.SIGUSR2, self)
-
-
-again = Again()
-
-
 @dataclass
 class StopSignals:
     """Signals that ask a launcher to stop. `awake`: a descriptor that can be read when there are some."""
@@ -187,10 +159,7 @@ class StopSignals:
     def take(self) -> list[int]:
         """Those since the last call."""
         with suppress(BlockingIOError):
-            came = os.read(self.awake, 1 << 10)
-            if signal.SIGUSR2 in came:
-                again()
-            return [*came.replace(bytes([signal.SIGUSR2]), b"")]
+            return [*os.read(self.awake, 1 << 10)]
         return []
 
 
@@ -209,8 +178,6 @@ def collect_stop_signals() -> Iterator[StopSignals]:
         before = {number: handler for number, handler in found.items() if handler not in (signal.SIG_IGN, None)}
         if found[signal.SIGHUP] != signal.SIG_DFL:
             before.pop(signal.SIGHUP, None)
-        if signal.getsignal(signal.SIGUSR2) is again:
-            before[signal.SIGUSR2] = again
     for number in before:
         if number == signal.SIGHUP:
             signal.signal(number, signal.SIG_IGN)

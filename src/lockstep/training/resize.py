@@ -10,11 +10,10 @@ from lockstep.checkpoint.store import Snapshot, folder_name, write
 from lockstep.checkpoint.writer import Writer
 from lockstep.config import Config
 from lockstep.distributed import proc
-from lockstep.distributed.devices import choice, choose, process_count
+from lockstep.distributed.devices import process_count
 from lockstep.distributed.environment import launcher_ranks
 from lockstep.distributed.rendezvous import STORE
-from lockstep.distributed.resize import LAUNCHER, answer, places, read_request
-from lockstep.distributed.signals import again
+from lockstep.distributed.resize import answer, places, read_request
 from lockstep.distributed.world import World
 from lockstep.errors import UserError
 from lockstep.training.assemble import Run
@@ -23,28 +22,21 @@ from lockstep.training.resume import carried
 _WAIT_S = 10.0  # for a checkpoint that is being written, before training waits for it
 
 
-def wishes(
-    config: Config, world: World, run: Run, folder: Path, writer: Writer | None, say: Callable[[str], object]
-) -> Callable[[], int]:
+def wishes(config: Config, world: World, run: Run, folder: Path, writer: Writer | None) -> Callable[[], int]:
     """A function for rank 0, called at step boundaries: how many processes shall go on; 0: these.
 
-    It refuses what can't be had. While a checkpoint is being written, training goes on. `say`: called with what
-    came of SIGUSR2.
+    It refuses what can't be had. While a checkpoint is being written, training goes on.
     """
-    since, chosen = 0.0, 0  # when a wish was first kept waiting; what SIGUSR2 has come to
-    choose_again = _by_signal(config, world, run, say)
+    since = 0.0  # when a wish was first kept waiting
 
     def wish() -> int:
-        nonlocal since, chosen
-        if (fresh := choose_again()) is not None:
-            chosen = fresh
-        nproc = chosen or _asked_for(config, world, run, folder)
-        if not nproc:
+        nonlocal since
+        if not (nproc := _asked_for(config, world, run, folder)):
             return 0
         if writer is not None and writer.busy and time.monotonic() - (since or time.monotonic()) < _WAIT_S:
             since = since or time.monotonic()
             return 0
-        since, chosen = 0.0, 0
+        since = 0.0
         return nproc
 
     return wish
@@ -62,40 +54,6 @@ def _asked_for(config: Config, world: World, run: Run, folder: Path) -> int:
     else:
         return request.nproc
     return 0
-
-
-def _by_signal(config: Config, world: World, run: Run, say: Callable[[str], object]) -> Callable[[], int | None]:
-    """A function that chooses within --nproc MIN:MAX where SIGUSR2 has come; 0: these go on, None: it has not come."""
-    looks: list[proc.Load] = []  # at what others do, since the signal came
-    execution = config.execution
-
-    def choose_again() -> int | None:
-        if not again.waits:
-            return None
-        if execution.nproc_range is None:
-            again.chosen = time.monotonic()
-            say(f"SIGUSR2 changes nothing: --nproc {execution.nproc} is no range, as 1:4, to choose from")
-            return 0
-        if not looks:
-            looks.append(proc.Load(int(os.environ.get(LAUNCHER, os.getpid()))))
-        if (load := looks[0].cores()) is None:
-            return None
-        looks.clear()
-        again.chosen = time.monotonic()
-        least, most = execution.nproc_range
-        nproc = choose(
-            proc.cores(), load, least, most, execution.threads, lambda count: objection(config, world, run, count)
-        )
-        if nproc == world.size:
-            say(f"SIGUSR2: stays on {nproc} process(es): {choice(load, execution)}")
-        elif why := objection(config, world, run, nproc):
-            say(f"SIGUSR2 changes nothing: {why}")
-        else:
-            say(f"SIGUSR2: goes on with {nproc} process(es): {choice(load, execution)}")
-            return nproc
-        return 0
-
-    return choose_again
 
 
 def objection(config: Config, world: World, run: Run, nproc: int) -> str:

@@ -194,7 +194,7 @@ class Session:
         Where it can't be written, these go on.
         """
         self._prepare_to_save("resize")
-        main, step, said = self.world.rank == 0, self.run.step, ("", "", 0.0)
+        main, step, said = self.world.rank == 0, self.run.step, ("", "")
         if main:
             now = time.monotonic()  # the same clock in all processes of a machine
             carried = {
@@ -203,14 +203,14 @@ class Session:
             saved, model, ema = self._saved() | {"resize": carried}, self.run.model, self.run.ema
             taken = snapshot(self.state.steps, model, step.optimizer, step.scaler, ema, saved)
             try:
-                said = (str(resize.keep(taken)), "", signals.again.chosen)
+                said = (str(resize.keep(taken)), "")
             except UserError as error:
-                said = ("", error.message, 0.0)
+                said = ("", error.message)
         else:
             self._contribute()
-        place, why, chosen = self.world.gather(said)[0]
+        place, why = self.world.gather(said)[0]
         if place:
-            self.stop, self.resize = RESIZED, Resize(nproc, place, chosen)
+            self.stop, self.resize = RESIZED, Resize(nproc, place)
             signals.hold_stops()
             if self.control.request.signal:  # since the ranks agreed: for those who go on
                 signals.is_held(self.control.request.signal)
@@ -404,7 +404,7 @@ def session(
         deadline = began + recovery.max_seconds if recovery.max_seconds else math.inf
         keeps = main and every.count
         writer = Writer(folder / "checkpoints", recovery.keep, execution.collective_timeout) if keeps else None
-        wish = resize.wishes(config, world, run, folder, writer, bar.write) if main and resizable else None
+        wish = resize.wishes(config, world, run, folder, writer) if main and resizable else None
         control = Control(world, request, every, len(run.train), deadline, wish)
         live = Session(config, world, run, folder, state, journal, bar, control, beat, writer, mirror)
         live.before, live.duplicates, run.step.check.report = before, found, live.note_law

@@ -17,7 +17,6 @@ import psutil
 
 from lockstep.commands.doctor.plan import Finding, Plan, graded
 from lockstep.config.execution import processes_on
-from lockstep.config.fields import span
 from lockstep.distributed import proc
 from lockstep.distributed.files import atomic_write
 from lockstep.errors import UserError
@@ -178,7 +177,7 @@ def launcher(_plan: Plan, _machine: Machine, environ: Mapping[str, str] = os.env
 def capacity(plan: Plan, machine: Machine) -> Iterator[str | Finding]:
     """Cores, memory, shared memory and open files, against what a run would take."""
     usable = proc.cores()
-    processes = (len(machine.names) or processes_on(usable)) if plan.nproc == "auto" else span(plan.nproc)[1]
+    processes = (len(machine.names) or processes_on(usable)) if plan.nproc == "auto" else plan.nproc
     yield "computing on all cores"
     yield cores(processes, usable, proc.cpu_quota(), cores_got(usable))
     yield "allocating shared memory"

@@ -15,8 +15,8 @@ PARTS = ("launcher", "devices", "host", "storage", "network", "collectives", "ma
 class Plan:
     """What to check, and for which run."""
 
-    nproc: Annotated[int | Literal["auto"] | str, Arg(least=1, most=1024, spans=True)] = "auto"
-    """Processes on this machine that the run will have, of a range the most; auto: as `lockstep train` has."""
+    nproc: Annotated[int | Literal["auto"], Arg(least=1, most=1024)] = "auto"
+    """Processes on this machine that the run will have; auto: as `lockstep train` has."""
     device: Device = "auto"
     """Kind of device that the run will have; cpu leaves the GPUs alone."""
     nnodes: int = 1
