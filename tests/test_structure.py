@@ -38,11 +38,11 @@ MAX_FLOORS, MAX_ROOMS, MAX_ARROWS = 10, 16, 60  # a room: a folder or file right
 MAX_FILE, MAX_FUNCTION, SMALL_FILE, MAX_SMALL_FILES = 600, 60, 60, 40
 # How many lines a part of the source may have. A change that needs more raises its number here, so that review sees it.
 BUDGETS = {
-    "config": (1776, "config"),
+    "config": (1748, "config"),
     "data": (5320, "data"),
-    "training": (5363, "training"),
+    "training": (5321, "training"),
     "gradients and draws": (4177, "parallel rng"),
-    "processes": (3034, "distributed"),
+    "processes": (2905, "distributed"),
     "state and monitoring": (3372, "checkpoint monitoring"),
     "models and their use": (1730, "models inference cli errors randomness __init__ __main__"),
     "audit": (4499, "commands/audit"),
@@ -53,10 +53,10 @@ BUDGETS = {
     ),
     "verify, chaos": (1204, "commands/verify commands/chaos"),
     "looking at runs": (1264, "commands/report commands/runs commands/watch commands/diff"),
-    "machines": (1100, "commands/doctor commands/launch_script"),
-    "everyday commands": (1476, "commands"),  # all others
+    "machines": (1097, "commands/doctor commands/launch_script"),
+    "everyday commands": (1468, "commands"),  # all others
 }
-MAX_LINES, MAX_FILES = 38_106, 260
+MAX_LINES, MAX_FILES = 37_896, 260
 
 
 def module_name(path: Path) -> str:
