@@ -101,6 +101,9 @@ def a_saved_set_reads_as_its_pictures_in_a_folder(tmp_path: Path) -> None:
     assert torch.equal(pickle.loads(pickle.dumps(train)).read(ids, 1)[0], train.read(ids, 1)[0])
     assert train.fingerprint == load(str(tmp_path / "saved"), tmp_path)[0].fingerprint
     assert load("saved:val=test", tmp_path)[1].fingerprint != val.fingerprint
+    datasets.DatasetDict({"train": parts["train"], "test": parts["test"]}).save_to_disk(tmp_path / "tested")
+    assert [len(each) for each in load("tested", tmp_path)] == [10, 4]
+    assert sum(map(len, load("tested", tmp_path, val_fraction=0.3))) == 10, "the test is left for the end"
     assert duplicates(train, val, "auto", ALONE) == []
     twins = load("saved:val=train", tmp_path)
     assert duplicates(*twins, "auto", ALONE)[0].startswith("note: 10 of 10 images to validate on are among")

@@ -100,6 +100,9 @@ def test_what_is_validated_on(tmp_path: Path) -> None:
     tested = [(path, label, "test") for path, label, _ in ROWS[2:]]
     _, val = sets(listed(tmp_path, [*ROWS[:2], *tested]))
     assert len(val) == 2
+    rest = [(path, label, "test") for path, label in rows[:9]]
+    divided = sets(listed(tmp_path, [*((path, label, "train") for path, label in rows[9:]), *rest]), val_fraction=0.3)
+    assert sum(map(len, divided)) == len(rows) - len(rest), "the test is left for the end, as a folder's"
     train, val = sets(listed(tmp_path, [*ROWS, ("ant/2.png", "ant", "test")]))
     where = f"table:{tmp_path}/list.csv"
     assert train.notes == (f"{where}: to train on its part train, to validate on val; left for the end: test",)
@@ -162,7 +165,7 @@ def test_a_hostile_table_ends_with_one_sentence(tmp_path: Path, kind: str) -> No
     assert caught.value.remedy
     if "outside" in match:
         assert "--follow-links" in caught.value.remedy
-        train, _ = load_adapted(f"table:{root / 'list.csv'}", root, True, ALONE)
+        train, _ = load_adapted(DataConfig(dataset=f"table:{root / 'list.csv'}", follow_links=True), root, ALONE)
         assert train.source.read(0) == b"secret"
 
 
@@ -219,7 +222,7 @@ def test_any_bytes_are_a_table_or_one_sentence(tmp_path_factory: pytest.TempPath
     root = tmp_path_factory.mktemp("bytes")
     for content in (raw, b"path,label\n" + raw):
         (root / "list.csv").write_bytes(content)
-        found, error = caught(lambda: load_adapted(f"table:{root / 'list.csv'}", root, False, ALONE))
+        found, error = caught(lambda: load_adapted(DataConfig(dataset=f"table:{root / 'list.csv'}"), root, ALONE))
         for part in () if error is not None else filter(None, found):
             assert len(part)
             assert all(part.source.path(sample).is_relative_to(root) for sample in range(len(part)))

@@ -18,8 +18,9 @@ from typing import Any, Self
 
 import numpy as np
 
+from lockstep.config import DataConfig
 from lockstep.config.data import kind_of, parse_source
-from lockstep.data.folders import split_of
+from lockstep.data.folders import held_split, split_of
 from lockstep.data.image_sets import Ids, numbered
 from lockstep.data.picture_set import Files, PictureSet, class_name, refused
 from lockstep.distributed.files import named
@@ -53,14 +54,14 @@ _TORCHVISION = {
 _OURS = {"CIFAR10": "cifar10", "CIFAR100": "cifar100"}  # torchvision's come as pickles, which may run code
 
 
-def load_adapted(dataset: str, data_dir: Path, follow_links: bool, world: World) -> Sets:
+def load_adapted(data: DataConfig, data_dir: Path, world: World) -> Sets:
     """The sets of a `table:`, `hf:` or `tv:` name. All ranks call it together: the first of each host downloads.
     Raises UserError for what can't be had or read, and PeerError on ranks whose host's first one failed.
     """
-    kind = kind_of(dataset)
+    kind = kind_of(data.dataset)
     if kind == "table":
-        return _table(dataset, data_dir, follow_links)
-    return (_hub if kind == "hf" else _torchvision)(dataset, data_dir, world)
+        return _table(data, data_dir)
+    return (_hub if kind == "hf" else _torchvision)(data, data_dir, world)
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,9 @@ def column_of(name: str, what: str, wanted: str | None, candidates: Sequence[str
     return candidates[0] if wanted is None else wanted
 
 
-def _parts(name: str, parts: Sequence[str], options: dict[str, str]) -> tuple[str, str, tuple[str, ...]]:
+def _parts(
+    name: str, parts: Sequence[str], options: dict[str, str], val_fraction: float
+) -> tuple[str, str, tuple[str, ...]]:
     """The part to train on, that to validate on ("": none), and a note on them where there are several."""
     have = ", ".join(map(_cut, parts))
     for part in (options[key] for key in ("train", "val") if key in options):
@@ -124,7 +127,8 @@ def _parts(name: str, parts: Sequence[str], options: dict[str, str]) -> tuple[st
     train = options.get("train") or found.get("train") or (parts[0] if len(parts) == 1 else "")
     if not train:
         raise refused(f"{name} has no part to train on among {have}", f"Say which: {name}:train=PART,val=PART.")
-    val = options.get("val") or next((found[key] for key in ("val", "test") if found.get(key, train) != train), "")
+    others = {split: part for split, part in found.items() if part != train}
+    val = options.get("val") or others.get(held_split(others, val_fraction), "")
     rest = "".join(f"; left for the end: {', '.join(left)}" for left in [sorted(set(parts) - {train, val})] if left)
     return train, val, (f"{name}: to train on its part {train}, to validate on {val}{rest}",) if val else ()
 
@@ -142,15 +146,16 @@ class Row:
     split: str  # train, val or test
 
 
-def _table(dataset: str, data_dir: Path, follow_links: bool) -> Sets:
+def _table(data: DataConfig, data_dir: Path) -> Sets:
     """The pictures of a table of (path, label[, split]); relative paths start at its folder."""
-    name, options = parse_source(dataset, (*_COLUMNS, "separator"))
+    name, options = parse_source(data.dataset, (*_COLUMNS, "separator"))
     file = next((path.absolute() for path in (named(name), data_dir / name) if path.is_file()), None)
     if file is None:
         raise refused(f"there is no table {named(name).absolute()} or {data_dir / name}", "As table:FILE.csv.")
     rows = read_rows(file, options)
     by_split = {split: [row for row in rows if row.split == split] for split in ("train", "val", "test")}
-    first, second, notes = _parts(f"table:{file}", [split for split, part in by_split.items() if part], {})
+    splits = [split for split, part in by_split.items() if part]
+    first, second, notes = _parts(f"table:{file}", splits, {}, data.val_fraction)
     train, val = by_split[first], by_split.get(second, [])
     classes = tuple(sorted({label for row in train for label in row.labels}))
     if not classes:
@@ -162,7 +167,7 @@ def _table(dataset: str, data_dir: Path, follow_links: bool) -> Sets:
             raise refused(what, "Give it rows to train on, or leave it out.")
     used = [*train, *val]
     others = [row for row in rows if row.split not in (first, second)]  # what is wrong with them is said now, too
-    paths, sets = _paths(file, [*used, *others], follow_links)[: len(used)], None
+    paths, sets = _paths(file, [*used, *others], data.follow_links)[: len(used)], None
     labels = [[number[label] for label in row.labels] for row in used]
     if "separator" in options:
         numbers, sets = numbered(labels, len(classes))
@@ -307,11 +312,11 @@ def _paths(file: Path, rows: Sequence[Row], follow_links: bool) -> list[str]:
 # ---- the datasets library
 
 
-def _hub(dataset: str, data_dir: Path, world: World) -> Sets:
+def _hub(data: DataConfig, data_dir: Path, world: World) -> Sets:
     """NAME is a folder, from here or from the data folder, that `save_to_disk` wrote or that holds parquet files or
     class folders; or else a name on the hub.
     """
-    name, options = parse_source(dataset, ("image", "label", "train", "val", "config"))
+    name, options = parse_source(data.dataset, ("image", "label", "train", "val", "config"))
     folder = next((path for path in (named(name), data_dir / name) if path.is_dir()), None)
     try:
         with world.first_on_host():
@@ -335,7 +340,7 @@ def _hub(dataset: str, data_dir: Path, world: World) -> Sets:
             ".save_to_disk('DIR')\"`, copy DIR here and give --dataset hf:DIR.",
         ) from error
     parts = dict(found) if isinstance(found, dict) else {"train": found}
-    first, second, notes = _parts(f"hf:{name}", [*parts], options)
+    first, second, notes = _parts(f"hf:{name}", [*parts], options, data.val_fraction)
     train = _hub_set(f"hf:{name}", parts[first], options)
     val = _hub_set(f"hf:{name}", parts[second], options, train.classes) if second else None
     return replace(train, notes=notes), val
@@ -407,23 +412,25 @@ def torchvision_sets() -> list[str]:
     return [name for name in _TORCHVISION if hasattr(datasets, name)]
 
 
-def _torchvision(dataset: str, data_dir: Path, world: World) -> Sets:
+def _torchvision(data: DataConfig, data_dir: Path, world: World) -> Sets:
     """Below the data folder, and by torchvision's own checksums."""
     from torchvision import datasets
 
-    name, options = parse_source(dataset, ("train", "val"))
+    name, options = parse_source(data.dataset, ("train", "val"))
     if name in _OURS:
-        raise refused(f"--dataset {dataset}: torchvision reads it by pickle", f"Use --dataset {_OURS[name]}.")
+        raise refused(f"--dataset {data.dataset}: torchvision reads it by pickle", f"Use --dataset {_OURS[name]}.")
     if name not in (known := torchvision_sets()):
         same = [each for each in known if each.lower() == name.lower()]
         raise unknown("classification set of torchvision:", name, same or known)
     splits = options.get("train", _TORCHVISION[name][0]), options.get("val", _TORCHVISION[name][1])
     if options and not _TORCHVISION[name][0]:
-        raise refused(f"--dataset {dataset}: tv:{name} has no parts to choose from", "Leave train= and val= out.")
+        raise refused(f"--dataset {data.dataset}: tv:{name} has no parts to choose from", "Leave train= and val= out.")
     kind = getattr(datasets, name)
     takes = inspect.signature(kind.__init__).parameters
     parts: list[dict[str, Any]] = [{"split": part} for part in splits] if splits[0] else [{}]
     parts = [{"train": True}, {"train": False}] if "train" in takes and not splits[0] else parts
+    if "val" not in options and not held_split({split_of(splits[1] or "test")}, data.val_fraction):
+        parts = parts[:1]  # the test is left for the end
     try:
         with world.first_on_host():
             download = {"download": world.local_rank == 0} if "download" in takes or "kwargs" in takes else {}
@@ -439,7 +446,7 @@ def _torchvision(dataset: str, data_dir: Path, world: World) -> Sets:
     train, *rest = [_torchvision_set(f"tv:{name}", part, data_dir) for part in found]
     if rest and rest[0].classes != train.classes:
         raise refused(f"tv:{name}: its parts have different classes", "Divide one of them: --val-fraction 0.1.")
-    notes = (f"tv:{name}: to train on its part {splits[0]}, to validate on {splits[1]}",) if splits[0] else ()
+    notes = (f"tv:{name}: to train on its part {splits[0]}, to validate on {splits[1]}",) if rest and splits[0] else ()
     return replace(train, notes=notes), rest[0] if rest else None
 
 

@@ -8,7 +8,7 @@ import os
 import re
 import shlex
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Container, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -37,6 +37,12 @@ def is_ignored(name: str) -> bool:
 def split_of(name: str) -> str:
     """train, val or test for one of the usual names of these, in any case; else empty."""
     return next((split for split, names in _SPLITS.items() if names.fullmatch(name.strip().lower())), "")
+
+
+def held_split(splits: Container[str], val_fraction: float) -> str:
+    """The split to validate on: val, else test. None, "", where there is neither, or where a part is to be chosen
+    (`val_fraction`): then a test stays for the end."""
+    return "val" if "val" in splits else "" if val_fraction or "test" not in splits else "test"
 
 
 @dataclass(frozen=True)
@@ -114,7 +120,7 @@ def load_folders(root: Path, follow_links: bool, val_fraction: float) -> tuple[P
             f"--val-fraction: {found.splits['val']} is there to validate on already", "Leave out one of the two."
         )
     train = found.scan("train", follow_links)
-    held = "val" if "val" in found.splits else "" if val_fraction or "test" not in found.splits else "test"
+    held = held_split(found.splits, val_fraction)
     if not held:
         return replace(train, notes=found.note("train")), None
     val = found.scan(held, follow_links, may_lack=True)

@@ -23,7 +23,7 @@ import numpy as np
 
 from lockstep.config import DataConfig
 from lockstep.data.contents import content_words
-from lockstep.data.folders import split_of
+from lockstep.data.folders import held_split, split_of
 from lockstep.data.image_sets import Array, Ids
 from lockstep.data.order import Windows
 from lockstep.data.parquet import Page, unpacked
@@ -291,7 +291,7 @@ def chosen_parts(parts: dict[str, ShardList], data: DataConfig) -> tuple[str, st
     if "train" not in parts and len(parts) > 1:
         what = f"--dataset {data.dataset} has {' and '.join(parts)}, and nothing to train on"
         raise refused(what, "Name the shards to train on by a pattern.")
-    held = "val" if "val" in parts else "" if data.val_fraction or "test" not in parts else "test"
+    held = held_split(parts, data.val_fraction)
     return ("train", held) if "train" in parts else (next(iter(parts)), "")
 
 

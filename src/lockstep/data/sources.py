@@ -66,7 +66,7 @@ def _stored(data: DataConfig, data_dir: Path, world: World) -> tuple[PictureSet,
         raise unknown("dataset", data.dataset, DATASETS, "Your own: package.module:factory.")
     if kind_of(data.dataset) == "shards":
         return load_shards(data, data_dir, world)
-    return load_adapted(data.dataset, data_dir, data.follow_links, world)
+    return load_adapted(data, data_dir, world)
 
 
 def _configured(images: ImageSet, data: DataConfig, seed: int, training: bool) -> ImageSet:
