@@ -90,7 +90,6 @@ def made_up(root: Path, samples: int, shards: int) -> None:
         parts = [index.rows(k % few) for k in range(len(listed.names))]
         arrays = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
         arrays["key_starts"] = np.append(0, np.cumsum([len(part["keys"]) for part in parts]))
-        arrays["page_starts"] = np.zeros(len(parts) + 1, np.int64)
         rows = [(name, *index.shards[k % few][1:]) for k, name in enumerate(listed.names)]
         write_index(listed.places[0], arrays, rows, ())
 

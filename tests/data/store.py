@@ -16,8 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow
-import pyarrow.parquet
 import webdataset
 from PIL import Image
 
@@ -63,45 +61,14 @@ def write_set(root: Path, shards: int = 5, each: int = 8, ending: str = "cls", b
     return root
 
 
-def numbered(labels: list[int], first: int) -> list[tuple[str, bytes]]:
-    """The pictures that `write_shard` writes, with their file names."""
-    kinds = [("jpg", "JPEG") if number % 4 else ("png", "PNG") for number in range(first, first + len(labels))]
-    found = zip(range(first, first + len(labels)), labels, kinds, strict=True)
-    return [(f"{number:05}.{ending}", picture(label, number, kind)) for number, label, (ending, kind) in found]
-
-
 def write_folder(root: Path, shards: int = 5, each: int = 8) -> Path:
     """The pictures of `write_set` by class, in the same order, in class folders."""
     for shard, first, labels in parts(shards, each, True):
-        for label, (name, data) in zip(labels, numbered(labels, first), strict=True):
-            path = root / ("train" if shard >= 0 else "val") / str(label) / name
+        for number, label in enumerate(labels, first):
+            ending, kind = ("jpg", "JPEG") if number % 4 else ("png", "PNG")
+            path = root / ("train" if shard >= 0 else "val") / str(label) / f"{number:05}.{ending}"
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(data)
-    return root
-
-
-def write_parquet(path: Path, pictures: list[Any], labels: list[Any], names: Any = None, **kinds: Any) -> None:
-    """A file as the datasets library writes it, but for the settings of pyarrow's writer that are given."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    held = [each if isinstance(each, dict | None) else {"bytes": each, "path": None} for each in pictures]
-    of_images = pyarrow.struct({"bytes": pyarrow.binary(), "path": pyarrow.string()})
-    table = pyarrow.table({"image": pyarrow.array(held, of_images), "label": labels})
-    features: dict[str, Any] = {"image": {"_type": "Image"}}
-    if names is not None:
-        features["label"] = {"names": names, "_type": "ClassLabel"}
-    about = {"huggingface": json.dumps({"info": {"features": features}})}
-    pyarrow.parquet.write_table(table.replace_schema_metadata(about), path, **kinds)
-
-
-PLAIN = {"compression": {"image.bytes": "none", "image.path": "snappy", "label": "snappy"}, "use_dictionary": ["label"]}
-
-
-def write_parquet_set(root: Path, shards: int = 5, each: int = 8, by_class: bool = False, **kinds: Any) -> Path:
-    """The pictures of `write_set`, in the same order and as many in each file."""
-    for shard, first, labels in parts(shards, each, by_class):
-        name = f"train-{shard:05}-of-{shards:05}" if shard >= 0 else "validation-00000-of-00001"
-        pictures = [data for _, data in numbered(labels, first)]
-        write_parquet(root / f"{name}.parquet", pictures, labels, ["0", "1", "2"], **(kinds or PLAIN))
+            path.write_bytes(picture(label, number, kind))
     return root
 
 

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import pickle
+import random
 import signal
 import sys
 import tarfile
@@ -39,13 +40,11 @@ from lockstep.training.loop import train
 from tests.data.store import (
     CLASSES,
     FAULTS,
-    PLAIN,
     Store,
     picture,
     serving,
     serving_s3,
     write_folder,
-    write_parquet_set,
     write_set,
     write_shard,
 )
@@ -109,8 +108,11 @@ for each in webdataset.WebDataset(shards, shardshuffle=False, empty_check=False)
     (tmp_path / "elsewhere/val").mkdir()
     for file in root.glob("*.tar"):
         (tmp_path / "elsewhere" / file.name.partition("-")[0] / file.name).write_bytes(file.read_bytes())
+    (tmp_path / "hub").mkdir()
+    (tmp_path / "hub/data").symlink_to(root)
     for name in (
-        str(root), f"file://{root}", "elsewhere", f"{root}/train-{{000000..000004}}.tar:val={root}/val-000000.tar",
+        str(root), f"file://{root}", "elsewhere", "hub",
+        f"{root}/train-{{000000..000004}}.tar:val={root}/val-000000.tar",
         f"{root}/train-*.tar:val=photos/val-{{000000,}}.tar".replace("{000000,}", "000000"),
     ):  # fmt: skip
         again = sets(name, tmp_path)
@@ -200,6 +202,20 @@ def test_a_shard_that_changed_is_refused_by_name_and_indexed_again(tmp_path: Pat
     assert open_index(parts["val"]) is not None
     file.write_bytes(data[:-8])
     assert open_index(parts["val"]) is None
+
+
+def test_an_index_of_another_version_is_built_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = write_set(tmp_path / "photos")
+    with monkeypatch.context() as before:
+        before.setattr(shard_index, "_VERSION", "lockstep shards 2")
+        first, _ = sets("photos", tmp_path)
+    (parts, _) = find_parts("shards:photos", tmp_path)
+    assert all(open_index(part) is None for part in parts.values())
+    files = {*root.glob(".lockstep-*")}
+    train, _ = sets("photos", tmp_path)
+    assert train.fingerprint == first.fingerprint
+    assert {*root.glob(".lockstep-*")} == files  # in its place
+    assert all(open_index(part) is not None for part in parts.values())
 
 
 def test_an_index_that_was_killed_goes_on_with_the_shards_that_are_missing(
@@ -319,6 +335,71 @@ def test_what_is_no_whole_shard_is_refused_by_name(tmp_path: Path) -> None:
         assert "secret" not in message
 
 
+def test_a_damaged_shard_gives_an_error_or_the_samples_that_were_written(tmp_path: Path) -> None:
+    path, rng, failed = tmp_path / "x.tar", random.Random(7), 0
+    write_shard(path, [k % 3 for k in range(9)])
+    whole = path.read_bytes()
+    damaged = [whole[:k] for k in range(0, len(whole), 97)]
+    for _ in range(400):
+        changed = bytearray(whole)
+        changed[rng.randrange(len(whole))] ^= rng.randrange(1, 256)
+        damaged.append(bytes(changed))
+    for data in damaged:
+        path.write_bytes(data)
+        said, found = "", 0
+        try:
+            found = len([*shard_index._samples(str(path), len(data), "")])
+        except UserError as error:
+            said, failed = error.message, failed + 1
+        assert str(path) in said or found == 9  # in a picture, a label, or what nobody reads
+    assert failed > len(damaged) // 5
+
+
+def test_memory_is_that_of_a_picture(tmp_path: Path) -> None:
+    """A shard of 64 MB is indexed picture by picture."""
+    data = np.random.default_rng(0).bytes(1 << 20)
+    (tmp_path / "x.tar").write_bytes(
+        tar([each for k in range(64) for each in ((f"{k:05}.jpg", data), (f"{k:05}.cls", b"%d" % (k % 3)))])
+    )
+    program = f"""
+import resource
+from pathlib import Path
+from lockstep.data.shard_index import build
+from lockstep.data.shards import find_parts
+parts, _ = find_parts("shards:{tmp_path}/x.tar", Path("."))
+peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
+before = peak()
+print(len(build(parts["train"], 1, lambda done, total: None)), peak() - before)
+"""
+    ended = Command(sys.executable, "-c", program).end()
+    assert ended.code == 0, ended.text
+    samples, mib = map(int, ended.out.split())
+    assert samples == 64
+    assert mib < 50
+
+
+def test_parquet_files_are_refused_with_the_way_to_read_them(tmp_path: Path) -> None:
+    for name in ("files/train-0.parquet", "hub/data/validation-0.parquet", "parts/train/0.parquet", "parts/README"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(b"PAR1")
+    (tmp_path / "files/1.parquet").write_bytes(b"PAR1")
+    with serving(tmp_path) as store:
+        for name in (
+            *("files", "hub", "parts", "files/train-0.parquet", "files/{0..3}.parquet", "files/*", "files:image=x"),
+            *(f"{store.address}/{each}" for each in ("files", "hub/", "parts", "files/train-*.parquet", "files/t*")),
+            *("s3://bucket/train-*.parquet", f"{write_set(tmp_path / 'tars')}/train-*.tar:val=files"),
+        ):
+            message = refusal(name, tmp_path)
+            assert ".parquet is a Parquet file, and shards: reads tar files\n" in message, name
+            assert message.endswith("--dataset hf:FOLDER reads Parquet files, from a folder of this machine."), name
+            assert len(message.splitlines()) == 2, name
+    with pytest.raises(UserError, match="--dataset hf:FOLDER"):
+        main([str(tmp_path / "files")])
+    # a table beside tar files is no shard
+    (tmp_path / "tars/train-000000.parquet").write_bytes(b"PAR1")
+    assert sets("tars", tmp_path)[0].source.shard_sizes.tolist() == [8, 9, 10, 8, 9]
+
+
 def test_patterns() -> None:
     assert expand_braces("a-{08..11}.tar") == ["a-08.tar", "a-09.tar", "a-10.tar", "a-11.tar"]
     assert expand_braces("{a,b}/{0..1}") == ["a/0", "a/1", "b/0", "b/1"]
@@ -409,6 +490,10 @@ def test_a_server_with_faults_gives_the_same_pictures_or_an_error(
             f"{store.address}/photos/train-{{000000..000004}}.tar:val={store.address}/photos/val-000000.tar", tmp_path
         )
         assert (one.fingerprint, one.source.piece) == (here.fingerprint, 0)
+        asked = len(store.gets)
+        for _ in range(2):
+            assert same(one, here)
+            assert len(store.gets) == asked + len(here)  # each picture alone, and kept too
         one.source.cache = None
         capfd.readouterr()
         for fault in FAULTS:
@@ -503,7 +588,7 @@ def config_of(name: str, workers: int, window: int, data_dir: str = "") -> Confi
 
 
 class Cell(NamedTuple):
-    kind: str  # tar, parquet (plain), snappy, folder
+    kind: str  # tar, folder
     place: str
     window: int
     ranks: int
@@ -520,19 +605,18 @@ class Cell(NamedTuple):
 
 FEW = [
     Cell("tar", "here", 2, 1, 0), Cell("tar", "http", 2, 2, 2), Cell("tar", "http", 2, 3, 0, 3, False, 1),
-    Cell("parquet", "here", 2, 2, 0), Cell("folder", "here", 0, 1, 0), Cell("parquet", "http", 0, 2, 2),
+    Cell("tar", "here", 2, 2, 0), Cell("folder", "here", 0, 1, 0), Cell("tar", "http", 0, 2, 2),
 ]  # fmt: skip
 OTHERS = [
-    Cell("folder", "here", 0, 2, 2), Cell("tar", "http", 0, 2, 0, 2, False, 2), Cell("parquet", "here", 0, 3, 2),
-    Cell("snappy", "http", 2, 2, 2, 4, True, 3),
+    Cell("folder", "here", 0, 2, 2), Cell("tar", "http", 0, 2, 0, 2, False, 2), Cell("tar", "here", 0, 3, 2),
+    Cell("tar", "http", 2, 2, 2, 4, True, 1),
 ]  # fmt: skip
 TABLE = [
-    Cell(kind, place, 2, n, workers, (n + 3) * killed, killed, n % 3 + 1 if killed else 0)
-    for kind in ("tar", "parquet") for place in ("here", "http", "s3") for n in (1, 2, 3)
-    for workers in (0, 2, 4) for killed in (False, True)
+    Cell("tar", place, 2, n, workers, (n + 3) * killed, killed, n % 3 + 1 if killed else 0)
+    for place in ("here", "http", "s3") for n in (1, 2, 3) for workers in (0, 2, 4) for killed in (False, True)
 ]  # fmt: skip
-# six or seven cells of the table, others for each seed, half of them with a kill: all of it takes many minutes
-PART = [*OTHERS, *TABLE[int(os.environ.get("LOCKSTEP_FUZZ_SEED", "0")) % 17 :: 17]]
+# six cells of the table, others for each seed, half of them with a kill: all of it takes many minutes
+PART = [*OTHERS, *TABLE[int(os.environ.get("LOCKSTEP_FUZZ_SEED", "0")) % 9 :: 9]]
 
 
 def killed(world: World, config: Config, folder: str, steps: int) -> None:
@@ -557,14 +641,11 @@ def test_one_ledger_and_one_set_of_weights_on_any_ranks_workers_and_store(tmp_pa
     root = tmp_path / "served"
     write_set(root / "tar", by_class=True)
     write_folder(tmp_path / "folder")
-    for kind, settings_ in (("parquet", PLAIN), ("snappy", {"compression": "snappy"})):
-        write_parquet_set(root / kind, by_class=True, **settings_)
     environ = {"XDG_CACHE_HOME": str(tmp_path / "cache"), "LOCKSTEP_READ_TIMEOUT": "5"}
     with ExitStack() as stack:
         store = stack.enter_context(serving(root))
-        for kind in {cell.kind for cell in cells if cell.place == "http"}:  # before the faults: no digest is known then
-            for part in find_parts(f"shards:{store.address}/{kind}", tmp_path)[0].values():
-                build(part, 2, lambda done, total: None)
+        for part in find_parts(f"shards:{store.address}/tar", tmp_path)[0].values():
+            build(part, 2, lambda done, total: None)  # before the faults: no digest is known then
         store.fault = lambda path, number: FAULTS[number // 9 % 6] if number % 9 == 0 else ""
         places = {"here": str(root), "http": store.address, "s3": "s3://photos"}
         if any(cell.place == "s3" for cell in cells):

@@ -16,7 +16,7 @@ class Indexing:
 
 def main(args: list[str]) -> int:
     """Index every part of a data set: what has no index yet, or has changed since."""
-    about = "Build the index of webdataset's tar files, or of Parquet files. What is killed goes on where it was."
+    about = "Build the index of webdataset's tar files. What is killed goes on where it was."
     names, chosen = parse(Indexing(), args, about)
     url = one_name("index", "folder, pattern or address of shards", names, "'photos/train-{000..099}.tar'")
     from lockstep.data.shard_index import build

@@ -33,7 +33,6 @@ _COLUMNS = {
     "label": ("label", "class", "target", "class_name"),
     "split": ("split",),
 }
-LABELS = (*_COLUMNS["label"], "labels")
 _SEPARATORS = ",\t;|"
 _MARKS = {  # UTF-32's first: it begins with UTF-16's
     **dict.fromkeys((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE), "utf-32"),
@@ -104,7 +103,7 @@ def _cut(text: str) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
-def column_of(name: str, what: str, wanted: str | None, candidates: Sequence[str], columns: Collection[str]) -> str:
+def _column(name: str, what: str, wanted: str | None, candidates: Sequence[str], columns: Collection[str]) -> str:
     """The column for something: the one that the user names, else the only candidate."""
     have = ", ".join(map(_cut, [*columns][:8])) + (", ..." if len(columns) > 8 else "")
     if wanted is not None and wanted not in columns:
@@ -209,7 +208,7 @@ def read_rows(file: Path, options: dict[str, str]) -> list[Row]:
     for what, usual in _COLUMNS.items():
         candidates = [name for name in names if name.lower() in usual]
         if candidates or what != "split" or what in options:
-            places[what] = names.index(column_of(f"table:{file}", what, options.get(what), candidates, names))
+            places[what] = names.index(_column(f"table:{file}", what, options.get(what), candidates, names))
     rows = [
         _row(f"the table {file}, line {line}", values, len(names), places, options.get("separator", ""))
         for line, values in lines[1:]
@@ -352,10 +351,10 @@ def _hub_set(name: str, part: Any, options: dict[str, str], known: tuple[str, ..
 
     features = dict(part.features)
     of_classes = [key for key, kind in features.items() if isinstance(kind, datasets.ClassLabel)]
-    by_name = [key for key in features if key.lower() in LABELS]
+    by_name = [key for key in features if key.lower() in (*_COLUMNS["label"], "labels")]
     images = [key for key, kind in features.items() if isinstance(kind, datasets.Image)]
-    image = column_of(name, "image", options.get("image"), images, features)
-    label = column_of(name, "label", options.get("label"), of_classes or by_name, features)
+    image = _column(name, "image", options.get("image"), images, features)
+    label = _column(name, "label", options.get("label"), of_classes or by_name, features)
     values, names = list(part[label]), getattr(features[label], "names", None)
     if not values:
         raise refused(f"{name} has a part without rows", "Name another: train=PART,val=PART behind its name.")

@@ -25,7 +25,7 @@ from lockstep.errors import UserError, is_url, reason, redacted, refusal, shown
 TRIES = 6  # of one read; the waits between them grow from 0.2 s to 3.2 s
 _FIRST_WAIT_S = 0.2
 _DEADLINE_S = float(os.environ.get("LOCKSTEP_READ_TIMEOUT") or 30.0)  # of one try
-CHUNK = 8 << 20  # bytes of one range, where a whole object is read
+_CHUNK = 8 << 20  # bytes of one range, where a whole object is read
 _LOCKS = 1024
 _REFUSED = (FileNotFoundError, PermissionError, IsADirectoryError, NotImplementedError)  # another try would not help
 _T = TypeVar("_T")
@@ -112,7 +112,7 @@ def stat(url: str) -> tuple[int, str]:
 
 
 def read_range(url: str, start: int, size: int, sound: Callable[[bytes], bytes] = bytes) -> bytes:
-    """These bytes of a file or object, as `sound` returns them, whose OSError or ValueError is a reason to try again.
+    """These bytes of a file or object, as `sound` returns them, whose OSError is a reason to try again.
     Raises UserError, naming address, range and what happened.
     """
 
@@ -131,7 +131,7 @@ def read_range(url: str, start: int, size: int, sound: Callable[[bytes], bytes] 
         return persist(what, url, once)
     try:
         return once()
-    except (OSError, ValueError) as error:
+    except OSError as error:
         raise UserError(shown(f"{url}: {what}: {refusal(error)}"), "Put it back.") from error
 
 
@@ -147,7 +147,7 @@ class Stream:
     def read(self, size: int) -> bytes:
         """The next bytes, as many of them as the range at hand has; none at the end."""
         if not (data := self._held.read(size)) and self.count < self.size:
-            self._held = io.BytesIO(read_range(self.url, self.count, min(CHUNK, self.size - self.count)))
+            self._held = io.BytesIO(read_range(self.url, self.count, min(_CHUNK, self.size - self.count)))
             data = self._held.read(size)
         kept = len(data.rstrip(b"\0"))
         self.zeros = len(data) - kept if kept else self.zeros + len(data)

@@ -1,8 +1,8 @@
-"""The index of a list of tar or Parquet files: where each picture lies, what it is, and its label.
+"""The index of a list of tar files as webdataset writes them: where each picture lies, what it is, and its label.
 
-A safetensors file of arrays, mapped by whoever reads samples: `starts` and `sizes` of the pictures in their shards (or
-in their `pages`, where these have to be unpacked), `digests` of their bytes, `labels`, and their keys one after the
-other. It is built from one file for each shard, so that who was killed goes on with the shards that are missing.
+A safetensors file of arrays, mapped by whoever reads samples: `starts` and `sizes` of the pictures in their shards,
+`digests` of their bytes, `labels`, and their keys one after the other. It is built from one file for each shard, so
+that who was killed goes on with the shards that are missing.
 """
 
 import hashlib
@@ -26,28 +26,26 @@ from safetensors.numpy import save_file
 from lockstep.data.contents import content_words
 from lockstep.data.folders import is_ignored
 from lockstep.data.image_sets import Array
-from lockstep.data.parquet import REMEDY, Page, pictures
 from lockstep.data.picture_set import EXTENSIONS, class_name, refused, user_cache
 from lockstep.data.remote import Stream, stat
 from lockstep.distributed.files import atomic_write, try_lock, write_error
 from lockstep.errors import is_url, reason
 
-_VERSION = "lockstep shards 2"
+_VERSION = "lockstep shards 3"
 _FIELDS = ("label", "cls", "class", "target", "class_name")  # of a .json, where none is named
-_LISTS = {"keys": "key_starts", "pages": "page_starts"}  # arrays of other lengths, and where each shard's part begins
 _BUILD_S = 7 * 86400.0  # that another process may take to build the same index
+_REMEDY = "Write it again, or take it out of the list."
 Report = Callable[[int, int], None]  # shards that are done, and all of them
 Row = tuple[str, int, str, int]  # of a shard: its name, bytes, `stat`'s mark, samples
 
 
 @dataclass(frozen=True)
 class ShardList:
-    """The files of a part of a data set, in their order."""
+    """The tar files of a part of a data set, in their order."""
 
     base: str  # the folder or address that all begin with
     names: tuple[str, ...]  # behind it
-    field: str = ""  # of each .json, or the column, that holds the label; "": one of the usual names
-    image: str = ""  # the column of pictures
+    field: str = ""  # of each .json, that holds the label; "": one of the usual names
 
     def url(self, number: int) -> str:
         """A shard's path or address."""
@@ -56,8 +54,7 @@ class ShardList:
     @cached_property
     def places(self) -> tuple[Path, ...]:
         """Where the index may be: beside local shards, and in the user's cache."""
-        about = repr((self.names, self.field, self.image)).encode("utf-8", "surrogatepass")
-        key = hashlib.sha256(about).hexdigest()[:16]
+        key = hashlib.sha256(repr((self.names, self.field)).encode("utf-8", "surrogatepass")).hexdigest()[:16]
         whole = hashlib.sha256(f"{self.base} {key}".encode("utf-8", "surrogatepass")).hexdigest()[:24]
         own = user_cache("shards") / "indexes" / f"{whole}.safetensors"
         return (own,) if is_url(self.base) else (Path(self.base) / f".lockstep-{key}.safetensors", own)
@@ -106,12 +103,10 @@ class Index:
     def rows(self, shard: int) -> dict[str, Array]:
         """The arrays of one shard."""
         part = slice(self.firsts[shard], self.firsts[shard + 1])
-        names = self.arrays.keys() - _LISTS.keys() - {*_LISTS.values()}
-        return {name: self.arrays[name][part] for name in names} | {name: self.part(name, shard) for name in _LISTS}
-
-    def part(self, name: str, shard: int) -> Array:
-        """What of "keys" or "pages" is one shard's."""
-        return self.arrays[name][slice(*self.arrays[_LISTS[name]][shard : shard + 2].tolist())]
+        keys = slice(*self.arrays["key_starts"][shard : shard + 2].tolist())
+        return {
+            name: array[keys if name == "keys" else part] for name, array in self.arrays.items() if name != "key_starts"
+        }
 
     def measured(self) -> str:
         """The digest of labels and pictures as they stand there now; `content` is what was written."""
@@ -204,15 +199,7 @@ def _index_part(shards: ShardList, number: int, path: Path) -> None:
     with suppress(OSError, ValueError, KeyError, SafetensorError):  # not there, or of another version
         if Index(path).shards[0][:3] == (shards.names[number], size, mark):
             return
-    named, pages = tuple[str, ...](), np.empty((0, len(Page._fields)), np.int64)
-    if url.endswith(".parquet"):
-        rows, named, pages = pictures(url, size, shards.field, shards.image)
-        samples = [
-            _Sample(f"row {k}", "", start, length, words, _checked(f"{url}: row {k}", value))
-            for k, (start, length, words, value) in enumerate(rows)
-        ]
-    else:
-        samples = [*_samples(url, size, shards.field)]
+    samples = [*_samples(url, size, shards.field)]
     labels = [sample.label for sample in samples]
     if stat(url) != (size, mark):
         raise refused(f"{url} changed while it was read", "Run `lockstep index` again when it is whole.")
@@ -227,12 +214,10 @@ def _index_part(shards: ShardList, number: int, path: Path) -> None:
         "key_ends": np.cumsum([len(key) for key in keys], dtype=np.int32),
         "key_starts": np.array([0, sum(map(len, keys))], np.int64),
         "keys": np.frombuffer(b"".join(keys), np.uint8),
-        "pages": pages,
-        "page_starts": np.array([0, len(pages)], np.int64),
     }
     if names and len(names) < len(set(labels)):
         raise refused(f"{url}: some labels are names, and some are numbers", "Write them in one way.")
-    write_index(path, arrays, [(shards.names[number], size, mark, len(samples))], named or names)
+    write_index(path, arrays, [(shards.names[number], size, mark, len(samples))], names)
 
 
 def write_index(path: Path, arrays: dict[str, Array], rows: Sequence[Row], names: Sequence[str]) -> None:
@@ -250,10 +235,7 @@ def _join(shards: ShardList, files: dict[int, Path], place: Path, old: Index | N
     kinds = {bool(index.label_names) for index, k in sources if index.shards[k][3]}
     if len(kinds) > 1:
         raise refused(f"{shards.title}: some labels are names, and some are numbers", "Write them in one way.")
-    found = {index.label_names: shards.url(k) for k, (index, _) in enumerate(sources) if index.label_names}
-    if len(found) > 1 and (odd := [url for each, url in found.items() if list(each) != sorted(each)]):
-        raise refused(f"{odd[0]} has other classes than others have, or in another order", "Write them in one way.")
-    names = next(iter(found), ()) if len(found) < 2 else tuple(sorted({name for each in found for name in each}))
+    names = tuple(sorted({name for index, _ in sources for name in index.label_names}))
     place_of = {name: k for k, name in enumerate(names)}
     rows: dict[str, list[Array]] = {}
     for index, k in sources:
@@ -262,8 +244,8 @@ def _join(shards: ShardList, files: dict[int, Path], place: Path, old: Index | N
             own["labels"] = np.array([place_of[name] for name in index.label_names], np.int64)[own["labels"]]
         for name, array in own.items():
             rows.setdefault(name, []).append(array)
-    starts = {first: np.cumsum([0, *map(len, rows[name])], dtype=np.int64) for name, first in _LISTS.items()}
-    arrays = {name: np.concatenate(each) for name, each in rows.items()} | starts
+    starts = np.cumsum([0, *map(len, rows["keys"])], dtype=np.int64)
+    arrays = {name: np.concatenate(each) for name, each in rows.items()} | {"key_starts": starts}
     if not len(arrays["labels"]):
         raise refused(f"{shards.title}: no sample in it", "Samples are KEY.jpg and KEY.cls, or KEY.json with a label.")
     write_index(place, arrays, [index.shards[k] for index, k in sources], names)
@@ -296,7 +278,7 @@ def _samples(url: str, size: int, field: str) -> Iterator[_Sample]:
             if now is not None:
                 yield _whole(url, now)
             if key in seen:
-                raise refused(f"{url}: the members of {key} do not lie side by side", REMEDY)
+                raise refused(f"{url}: the members of {key} do not lie side by side", _REMEDY)
             seen.add(key)
             now = _Sample(key)
         if f".{ending}" in EXTENSIONS:
@@ -315,7 +297,7 @@ def _whole(url: str, sample: _Sample) -> _Sample:
     if sample.label is None:
         raise refused(f"{url}: {sample.key} has no label", "It stands in KEY.cls, or in a field of KEY.json.")
     if not sample.size:
-        raise refused(f"{url}: the picture of {sample.key} is empty", REMEDY)
+        raise refused(f"{url}: the picture of {sample.key} is empty", _REMEDY)
     return sample
 
 
@@ -330,14 +312,9 @@ def _label(where: str, data: bytes, ending: str, field: str) -> int | str | None
             if value is None and not field:
                 return None
     except (ValueError, AttributeError) as error:
-        raise refused(f"{where} is no text or JSON object: {reason(error)}", REMEDY) from error
+        raise refused(f"{where} is no text or JSON object: {reason(error)}", _REMEDY) from error
     if isinstance(value, str) and ending == "cls" and re.fullmatch(r"\d{1,9}", value):
         value = int(value)
-    return _checked(where, value)
-
-
-def _checked(where: str, value: Any) -> int | str:
-    """A label, if it is one."""
     if type(value) is int and 0 <= value < 1 << 31:
         return value
     if isinstance(value, str) and value.isprintable() and (name := class_name(value.strip())):
@@ -359,7 +336,7 @@ def _members(url: str, size: int) -> Iterator[tuple[str, int, bytes]]:
         while stream.read(1 << 20):
             pass
     except (tarfile.TarError, EOFError) as error:
-        raise refused(f"{url} is no whole tar file: {reason(error)}", f"Is it compressed, or cut? {REMEDY}") from error
+        raise refused(f"{url} is no whole tar file: {reason(error)}", f"Is it compressed, or cut? {_REMEDY}") from error
     # tarfile takes a damaged header for the end
     if stream.count - end > stream.zeros or stream.count - end < tarfile.BLOCKSIZE:
-        raise refused(f"{url} is damaged or cut: no member and no end of a tar file at byte {end:,}", REMEDY)
+        raise refused(f"{url} is damaged or cut: no member and no end of a tar file at byte {end:,}", _REMEDY)

@@ -1,4 +1,4 @@
-"""Pictures in tar or Parquet files: `--dataset shards:URL`, a folder, a pattern, or an address.
+"""Pictures in tar files: `--dataset shards:URL`, a folder, a pattern, or an address.
 
 An index says where each picture lies, so a sample is one read of so many bytes at such a place, whose digest is known:
 nothing else than what was indexed is ever trained on.
@@ -10,7 +10,7 @@ import os
 import re
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -26,7 +26,6 @@ from lockstep.data.contents import content_words
 from lockstep.data.folders import held_split, split_of
 from lockstep.data.image_sets import Array, Ids
 from lockstep.data.order import Windows
-from lockstep.data.parquet import Page, unpacked
 from lockstep.data.picture_set import PictureSet, class_name, refused, user_cache
 from lockstep.data.remote import PieceCache, expand_braces, list_files, read_range, stat
 from lockstep.data.shard_index import Index, ShardList, build, open_index, require_unchanged
@@ -35,8 +34,7 @@ from lockstep.distributed.proc import cores
 from lockstep.distributed.world import World
 from lockstep.errors import UserError, is_url, reason, require_no_secrets, shown, unknown
 
-OPTIONS = ("val", "classes", "label", "image")
-_KINDS = (".tar", ".parquet")
+OPTIONS = ("val", "classes", "label")
 _BLOCK = 8 << 20  # bytes of a piece, where samples near each other are read soon after each other
 _AT_ONCE = 16  # reads under way in a process
 _SHOWN = 5
@@ -118,7 +116,7 @@ class ShardSource:
                 name, _, fetch = self._located(piece, shard)
                 with suppress(UserError):
                     self.cache.fill(name, fetch)
-                number = int(piece[-1]) + 1
+                number = piece.stop
 
     def read(self, sample: int) -> bytes:
         """The picture as it is stored. Raises UserError where it is not what was indexed."""
@@ -128,10 +126,10 @@ class ShardSource:
     def _number(self, sample: int) -> int:
         return sample if self.numbers is None else int(self.numbers[sample])
 
-    def _sound(self, data: bytes, start: int, numbers: Ids) -> bytes:
+    def _sound(self, data: bytes, start: int, numbers: range) -> bytes:
         """These bytes, from byte `start` of their shard on. Raises OSError for a picture that is another one."""
         arrays = self.index.arrays
-        for number in numbers.tolist():
+        for number in numbers:
             at = int(arrays["starts"][number]) - start
             if content_words(data[at : at + int(arrays["sizes"][number])]) != tuple(arrays["digests"][number].tolist()):
                 raise OSError(f"other bytes came for {self.index.key(number)} than were indexed")
@@ -141,12 +139,10 @@ class ShardSource:
         number = self._number(sample)
         shard, arrays = self.index.shard_of(number), self.index.arrays
         url, start, size = self.shards.url(shard), int(arrays["starts"][number]), int(arrays["sizes"][number])
-        alone, paged = np.array([number]), len(self.index.part("pages", shard)) > 0
-        if not paged and (self.cache is None or not is_url(url)):
+        alone = range(number, number + 1)
+        if self.cache is None or not is_url(url):
             return read_range(url, start, size, lambda data: self._sound(data, start, alone))
-        name, first, fetch = self._located(self._piece(number, shard) if paged or self.piece else alone, shard)
-        if self.cache is None:
-            return fetch()[start - first : start - first + size]
+        name, first, fetch = self._located(self._piece(number, shard) if self.piece else alone, shard)
         for _ in range(2):
             try:
                 return self._sound(self.cache.read(name, start - first, size, fetch), start, alone)
@@ -155,36 +151,21 @@ class ShardSource:
                 what = f"{self.cache.folder}: {reason(error)}"
         raise refused(what, "Is its disk sound? XDG_CACHE_HOME names another.")
 
-    def _located(self, piece: Ids, shard: int) -> tuple[str, int, Callable[[], bytes]]:
+    def _located(self, piece: range, shard: int) -> tuple[str, int, Callable[[], bytes]]:
         """A piece's name in the cache, where it begins in its shard, and how it is read."""
         arrays, url = self.index.arrays, self.shards.url(shard)
         first, end = int(arrays["starts"][piece[0]]), int(arrays["starts"][piece[-1]] + arrays["sizes"][piece[-1]])
-        first, page = self._page(int(piece[0]), shard) or (first, Page(first, end - first, end - first, 0))
-        about = repr((url, first, first + page.size)).encode("utf-8", "surrogatepass")
-        name = hashlib.sha256(about + arrays["digests"][piece].tobytes()).hexdigest()
+        about = repr((url, first, end)).encode("utf-8", "surrogatepass")
+        name = hashlib.sha256(about + arrays["digests"][piece.start : piece.stop].tobytes()).hexdigest()
+        return name, first, lambda: read_range(url, first, end - first, lambda data: self._sound(data, first, piece))
 
-        def whole(data: bytes) -> bytes:
-            return self._sound(unpacked(data, page.size, page.codec), first, piece)
-
-        return name, first, lambda: read_range(url, page.place, page.stored, whole)
-
-    def _page(self, number: int, shard: int) -> tuple[int, Page] | None:
-        """The page that a sample is in, and its start, where pages have to be unpacked."""
-        if not len(pages := self.index.part("pages", shard)):
-            return None
-        ends = np.cumsum(pages[:, 2])
-        at = int(np.searchsorted(ends, self.index.arrays["starts"][number], side="right"))
-        return int(ends[at] - pages[at, 2]), Page(*pages[at].tolist())
-
-    def _piece(self, number: int, shard: int) -> Ids:
+    def _piece(self, number: int, shard: int) -> range:
         """The samples of a shard that are read together with one of them."""
         first, end = self.index.firsts[shard : shard + 2].tolist()
         starts = self.index.arrays["starts"][first:end]
-        if page := self._page(number, shard):
-            return np.flatnonzero((starts >= page[0]) & (starts < page[0] + page[1].size)) + int(first)
         block = (starts[number - first] - starts[0]) // self.piece  # a piece is what begins in the same block
         low, high = np.searchsorted(starts, starts[0] + np.array([block, block + 1]) * self.piece).tolist()
-        return np.arange(first + low, first + high)
+        return range(first + low, first + high)
 
 
 @lru_cache(2)
@@ -274,13 +255,14 @@ def find_parts(dataset: str, data_dir: Path) -> tuple[dict[str, ShardList], dict
     """The shards of train, val and test, as far as a `shards:` name has them, and its options."""
     url, *rest = re.split(r"[:,](?=[a-z_]+=)", dataset.partition(":")[2])
     options = dict(each.split("=", 1) for each in rest)
-    if strange := [key for key in options if key not in OPTIONS]:
-        raise unknown("option of shards:", strange[0], OPTIONS)
     if not url:
         raise UserError(f"--dataset {dataset} names nothing", "As shards:FOLDER or 'shards:URL/train-{000..099}.tar'.")
-    parts = _parts(url, data_dir, options)
+    label = options.get("label", "")
+    parts = _parts(url, data_dir, label)
+    if strange := [key for key in options if key not in OPTIONS]:
+        raise unknown("option of shards:", strange[0], OPTIONS)
     if "val" in options:
-        others = _parts(options["val"], data_dir, options)
+        others = _parts(options["val"], data_dir, label)
         parts = {"train": parts.get("train", next(iter(parts.values())))}
         parts["val"] = others.get("val", next(iter(others.values())))
     return parts, options
@@ -295,14 +277,15 @@ def chosen_parts(parts: dict[str, ShardList], data: DataConfig) -> tuple[str, st
     return ("train", held) if "train" in parts else (next(iter(parts)), "")
 
 
-def _parts(url: str, data_dir: Path, options: dict[str, str]) -> dict[str, ShardList]:
+def _parts(url: str, data_dir: Path, label: str) -> dict[str, ShardList]:
     """The shards behind a name, by split; those of a folder without splits are "train"."""
     require_no_secrets(url)
+    _require_no_parquet([url])
     url = url.removeprefix("file://")
     places = [url] if is_url(url) else [str(named(url).absolute()), str(data_dir.absolute() / url)]
     for place in places:
         found: dict[str, list[str]] = {}
-        if place.endswith(_KINDS) or "{" in place or "*" in place:
+        if place.endswith(".tar") or "{" in place or "*" in place:
             each = expand_braces(place)
             found["train"] = [file for one in each for file in (list_files(one) if "*" in one else [one])]
             if not is_url(place) and (gone := [file for file in found["train"] if not Path(file).is_file()]):
@@ -310,23 +293,35 @@ def _parts(url: str, data_dir: Path, options: dict[str, str]) -> dict[str, Shard
                 if found:
                     raise refused(f"there is no shard {gone[0]}, of {len(found['train']):,}", "Put it back.")
         else:
-            found = _of_folder(list_files(place)) or _of_folder(list_files(f"{place}/data"))  # where the hub has it
+            found = _of_folder(place) or _of_folder(f"{place}/data")  # where the hub has it
         if any(found.values()):
-            return {split: _listed(files, options) for split, files in found.items() if files}
+            return {split: _listed(files, label) for split, files in found.items()}
     what = f"there are no shards at {' or '.join(dict.fromkeys(places))}"
-    raise refused(what, "Name a folder of .tar or .parquet files, or a pattern: 'train-{000..099}.tar'.")
+    raise refused(what, "Name a folder of .tar files, or a pattern: 'train-{000..099}.tar'.")
 
 
-def _of_folder(entries: list[str]) -> dict[str, list[str]]:
+def _require_no_parquet(files: Iterable[str]) -> None:
+    """Raise UserError where one of them is a Parquet file, by its name."""
+    if file := next((each for each in files if each.endswith(".parquet")), ""):
+        what = f"{file} is a Parquet file, and shards: reads tar files"
+        raise refused(what, "--dataset hf:FOLDER reads Parquet files, from a folder of this machine.")
+
+
+def _of_folder(folder: str) -> dict[str, list[str]]:
     """The shards of a folder: in its folders train, val and test, or beside each other by their names."""
-    found: dict[str, list[str]] = {}
-    for entry in entries:
+    files: list[tuple[str, str]] = []  # each with its split
+    for entry in list_files(folder):
         name = entry.rpartition("/")[2]
-        if name.endswith(_KINDS):
-            split = next(filter(None, map(split_of, re.split(r"[-_.]", name))), "")
-            found.setdefault(split, []).append(entry)
-        elif split := split_of(name):
-            found.setdefault(split, []).extend(each for each in list_files(entry) if each.endswith(_KINDS))
+        if split := split_of(name):
+            files += [(split, each) for each in list_files(entry)]
+        else:
+            files.append((next(filter(None, map(split_of, re.split(r"[-_.]", name))), ""), entry))
+    found: dict[str, list[str]] = {}
+    for split, file in files:
+        if file.endswith(".tar"):
+            found.setdefault(split, []).append(file)
+    if not found:
+        _require_no_parquet(file for _, file in files)
     if "" in found and len(found) == 1:
         return {"train": found[""]}
     if odd := found.get(""):
@@ -334,13 +329,11 @@ def _of_folder(entries: list[str]) -> dict[str, list[str]]:
     return found
 
 
-def _listed(files: list[str], options: dict[str, str]) -> ShardList:
-    if len({file.endswith(".parquet") for file in files}) > 1:
-        raise refused(f"{files[0]} lies among shards of another kind", "Name those of one kind by a pattern.")
+def _listed(files: list[str], label: str) -> ShardList:
+    _require_no_parquet(files)
     folders = zip(*(file.split("/")[:-1] for file in files), strict=False)
     base = "/".join(each[0] for each in takewhile(lambda names: len(set(names)) == 1, folders)) + "/"
-    names = tuple(file.removeprefix(base) for file in files)
-    return ShardList(base, names, options.get("label", ""), options.get("image", ""))
+    return ShardList(base, tuple(file.removeprefix(base) for file in files), label)
 
 
 def _text(place: str) -> str:
