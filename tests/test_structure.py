@@ -42,7 +42,7 @@ BUDGETS = {
     "data": (4997, "data"),
     "training": (5321, "training"),
     "gradients and draws": (4177, "parallel rng"),
-    "processes": (2905, "distributed"),
+    "processes": (2907, "distributed"),
     "state and monitoring": (3372, "checkpoint monitoring"),
     "models and their use": (1730, "models inference cli errors randomness __init__ __main__"),
     "audit": (4499, "commands/audit"),
@@ -56,7 +56,7 @@ BUDGETS = {
     "machines": (1097, "commands/doctor commands/launch_script"),
     "everyday commands": (1468, "commands"),  # all others
 }
-MAX_LINES, MAX_FILES = 37_573, 260
+MAX_LINES, MAX_FILES = 37_575, 260
 
 
 def module_name(path: Path) -> str:

@@ -91,6 +91,7 @@ def test_the_cause_is_told_whoever_ended_first() -> None:
     assert told.trace in "".join(told.__notes__)  # a script that does not catch it shows both tracebacks
     assert not told.transient
     assert first_failure({0: 1}, [failed(LOST, 0)]).transient
+    assert first_failure({0: 1, 2: 1}, [failed(LOST, 0), failed(KeyboardInterrupt(), 2)]).rank == 2
 
 
 def test_a_killed_worker_is_named_with_its_signal() -> None:

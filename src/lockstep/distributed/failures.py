@@ -15,6 +15,7 @@ from types import TracebackType
 from lockstep.errors import EXIT_FAILURE, EXIT_HANG, EXIT_USER_ERROR, PeerError, StoppedBySignal, UserError, shown
 
 SHUTDOWN_S = 5  # what a rank gets to close its journal
+_LOST = "lost another rank: "  # so begins what is no cause
 # what libraries and the system say where a limit is reached, of threads and processes, of files, of memory
 _LIMITS = (
     *("can't start new thread", "Resource temporarily unavailable", "Too many open files"),
@@ -48,7 +49,7 @@ def failure_of(error: BaseException, rank: int) -> WorkerFailed | None:
     """What a rank reports of the exception that ended it; None for SystemExit(0). Pickle takes what is positional."""
     message = last_line(error)
     if isinstance(error, PeerError) or is_peer_loss(error):
-        return WorkerFailed(rank, f"lost another rank: {message}", EXIT_FAILURE, "", True)
+        return WorkerFailed(rank, f"{_LOST}{message}", EXIT_FAILURE, "", True)
     if user_error := error if isinstance(error, UserError) else at_a_limit(error):
         return WorkerFailed(rank, f"{user_error}{called_at(error)}", EXIT_USER_ERROR)
     if isinstance(error, KeyboardInterrupt | StoppedBySignal):
@@ -158,7 +159,8 @@ def first_failure(
         rank, code = next(iter(silent.items()))
         text = f"its process ended with exit code {code} and no error, as by os._exit() or in C code"
         return WorkerFailed(rank, text, code or EXIT_FAILURE)
-    return replace(min(failures, key=lambda failure: failure.transient))  # a copy: to raise it makes a circle
+    # who was ended is heard before or after who lost that one; a copy: to raise it makes a circle
+    return replace(min(failures, key=lambda failure: (failure.transient, failure.message.startswith(_LOST))))
 
 
 def reported_already(message: str) -> bool:
