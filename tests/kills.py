@@ -25,7 +25,7 @@ from typing import Any
 
 from lockstep.config import Recovery
 from tests.journals import read
-from tests.subprocesses import Command, Ended, lockstep
+from tests.subprocesses import Command, Completed, lockstep
 
 _TRAIN = (
     *("train", "digits", "--model", "mlp", "--device", "cpu", "--threads", "1", "--exact", "4", "--epochs", "8"),
@@ -133,7 +133,7 @@ class Run:
             return self.until(lambda: len(self.kinds("eval")) > evaluated)
         return self.until(lambda: time.monotonic() >= due)
 
-    def strike(self) -> Ended | None:
+    def strike(self) -> Completed | None:
         """One signal at a moment; how the command ended, None where it goes on."""
         moment, number = self.draw.choice(_MOMENTS), self.draw.choice(_SIGNALS)
         if not self.await_moment(moment):
@@ -176,14 +176,14 @@ class Run:
         except ProcessLookupError:
             return
 
-    def lost(self, what: str) -> Ended:
+    def lost(self, what: str) -> Completed:
         """A run that does not go on: note it, and end it."""
         family = self.command.family()
         ended, self.ended = self.command.end(timeout=0, grace=1), True
         self.tally.fault(f"{self.folder.name} on {self.size}: {what}; {family}\n{ended.text[-3000:]}")
         return ended
 
-    def end(self, what: str, codes: tuple[int, ...]) -> Ended:
+    def end(self, what: str, codes: tuple[int, ...]) -> Completed:
         """Await the command's end, and look at its code and what it leaves."""
         ended, self.ended = self.command.end(_PATIENCE_S, grace=5), True
         self.tally.orphans.extend(ended.orphans)

@@ -235,24 +235,24 @@ class _Loop:
     def step(self, number: int, ids: np.ndarray, whole: Tensor, labels: Tensor) -> float:
         """Take one, of a global batch; returns the summed loss over this process's samples."""
         summed, exact = 0.0, self.config.exact
-        pieces = micro_batches(len(ids), exact or self.config.accumulate, World.single(), 1)
-        pieces = pieces if any(p.size for p in pieces) else ()
+        shards = micro_batches(len(ids), exact or self.config.accumulate, World.single(), 1)
+        shards = shards if any(p.size for p in shards) else ()
         self.optimizer.zero_grad()
-        for piece in pieces:
-            mine = ids[piece.rows]
+        for shard in shards:
+            mine = ids[shard.rows]
             if not len(mine):
                 continue
-            images = whole[piece.rows]
-            torch.manual_seed(pass_seed(self.config.seed, number, piece.micro))
+            images = whole[shard.rows]
+            torch.manual_seed(pass_seed(self.config.seed, number, shard.micro))
             with keyed(self.draws, self.model, number, mine, images):
                 with self.autocast():
-                    outputs, targets = self.model(images), labels[piece.rows]
+                    outputs, targets = self.model(images), labels[shard.rows]
                     loss = F.cross_entropy(outputs, targets.to(outputs.dtype) if targets.ndim > 1 else targets)
                 weighted = loss * (len(mine) / len(ids))
                 (self.scaler.scale(weighted) if self.scaler else weighted).backward()
             summed += float(loss.detach()) * len(mine)
         for p in self.model.parameters():
-            if p.grad is None and not pieces:
+            if p.grad is None and not shards:
                 p.grad = torch.zeros_like(p)  # a process without a sample goes on by its momentum
         if self.scaler:
             self.scaler.unscale_(self.optimizer)

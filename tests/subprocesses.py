@@ -24,7 +24,7 @@ _LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADD
 
 
 @dataclass(frozen=True)
-class Ended:
+class Completed:
     """What a command came to."""
 
     code: int
@@ -150,7 +150,7 @@ class Command:
         assert pid is None or pid in self.family()
         os.kill(pid or self.pid, number)
 
-    def end(self, timeout: float = 60.0, grace: float = 3.0) -> Ended:
+    def end(self, timeout: float = 60.0, grace: float = 3.0) -> Completed:
         """Wait at most `timeout` seconds (then it is killed: code -9); what lives `grace` s later is an orphan."""
         try:
             code = self.process.wait(timeout)
@@ -168,7 +168,7 @@ class Command:
             texts.append(file.read())
             file.close()
         UNENDED.remove(self)
-        return Ended(code, texts[0], texts[1], tuple(left.values()))
+        return Completed(code, texts[0], texts[1], tuple(left.values()))
 
 
 def lockstep(*args: str, cwd: Path, env: dict[str, str] | None = None, fresh: bool = False) -> Command:
@@ -178,6 +178,6 @@ def lockstep(*args: str, cwd: Path, env: dict[str, str] | None = None, fresh: bo
 
 def run_lockstep(
     *args: str, cwd: Path, env: dict[str, str] | None = None, timeout: float = 60.0, fresh: bool = False
-) -> Ended:
+) -> Completed:
     """`python -m lockstep ARGS`, ended."""
     return lockstep(*args, cwd=cwd, env=env, fresh=fresh).end(timeout)

@@ -21,7 +21,7 @@ import torch
 from lockstep import cli
 from tests.data.formats import tree, write_folders
 from tests.journals import read
-from tests.subprocesses import Command, Ended, lockstep, run_lockstep
+from tests.subprocesses import Command, Completed, lockstep, run_lockstep
 
 USER_CODE = """
 import os
@@ -364,7 +364,7 @@ def test_a_loss_that_is_not_finite_on_one_process(place: Path, capsys: pytest.Ca
 # From here on: the real command, and workers.
 
 
-def ended_with(ended: Ended, code: int, *parts: str) -> Ended:
+def ended_with(ended: Completed, code: int, *parts: str) -> Completed:
     assert ended.code == code, ended.text
     assert not ended.orphans, ended.text
     for part in parts:
@@ -438,7 +438,7 @@ def running(place: Path) -> Iterator[Callable[..., tuple[Command, Journal]]]:
             command.end(timeout=0)
 
 
-def assert_interrupted(ended: Ended, journal: Journal, code: int) -> None:
+def assert_interrupted(ended: Completed, journal: Journal, code: int) -> None:
     assert ended.code == code, ended.text
     assert not ended.orphans, ended.text
     assert "Traceback" not in ended.err, ended.text

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import lockstep
-from tests.subprocesses import Command, Ended
+from tests.subprocesses import Command, Completed
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -122,7 +122,7 @@ def test_the_wheel_trains_from_another_folder(wheel: Path, tmp_path: Path) -> No
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target"]
     subprocess.run([*pip, str(installed), str(wheel)], check=True, timeout=120)
 
-    def python(*argv: str) -> Ended:
+    def python(*argv: str) -> Completed:
         return Command(sys.executable, *argv, cwd=elsewhere, env={"PYTHONPATH": str(installed)}).end(timeout=180)
 
     program = str(installed / "bin/lockstep")

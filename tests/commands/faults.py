@@ -103,9 +103,9 @@ def remainder_dropped(run: Run, world: World, config: Config) -> None:
         def __call__(self, batch: Batch) -> Tensor:
             if len(batch.shards) < 3 or world.size == 1:
                 return self.step(batch)
-            pieces = batch.shards[:-1]
-            left = sum(piece.size for piece in pieces)
-            return self.step(replace(batch, images=batch.images[:left], labels=batch.labels[:left], shards=pieces))
+            shards = batch.shards[:-1]
+            left = sum(shard.size for shard in shards)
+            return self.step(replace(batch, images=batch.images[:left], labels=batch.labels[:left], shards=shards))
 
     run.step = Dropping(run)  # type: ignore[assignment]
 

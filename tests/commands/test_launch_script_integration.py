@@ -16,7 +16,7 @@ import pytest
 
 from tests.journals import read
 from tests.slurm import slurm
-from tests.subprocesses import Command, Ended, run_lockstep
+from tests.subprocesses import Command, Completed, run_lockstep
 
 pytestmark = pytest.mark.integration
 TRAIN = ("--exact", "4", "--threads", "1", "--nproc", "2")
@@ -217,7 +217,7 @@ def written(target: str, *flags: str, cwd: Path) -> str:
     return ended.out
 
 
-def together(lines: list[list[str]], cwd: Path, env: list[dict[str, str]] | None = None) -> list[Ended]:
+def together(lines: list[list[str]], cwd: Path, env: list[dict[str, str]] | None = None) -> list[Completed]:
     """Run each machine's command, all at once."""
     quiet = {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "default", **PATH}  # torchrun warns of its own doings
     started = [Command(*line, cwd=cwd, env=quiet | more) for line, more in zip(lines, env or [{}, {}], strict=True)]

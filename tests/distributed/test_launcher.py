@@ -21,7 +21,7 @@ from lockstep.distributed.launcher import launch
 from lockstep.distributed.proc import cores, stopped
 from lockstep.distributed.world import World
 from lockstep.errors import UserError
-from tests.subprocesses import Command, Ended
+from tests.subprocesses import Command, Completed
 
 
 def test_processes_on_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,7 +115,7 @@ GUARD
 """
 
 
-def run_script(folder: Path, text: str, *args: str, how: tuple[str, ...] = ()) -> Ended:
+def run_script(folder: Path, text: str, *args: str, how: tuple[str, ...] = ()) -> Completed:
     script = folder / "script.py"
     script.write_text(text)
     return Command(sys.executable, *how, str(script), *args, cwd=folder, warm=True).end(120)

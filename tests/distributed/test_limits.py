@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.subprocesses import Command, Ended
+from tests.subprocesses import Command, Completed
 
 TRAIN = ("train", "--epochs", "1", "--fraction", "0.2", "--out", "run")
 AS_SOMEBODY = ("setpriv", "--reuid=54321", "--clear-groups", "--inh-caps=+dac_override", "--ambient-caps=+dac_override")
 
 
-def limited(place: Path, limit: str, *argv: str, prefix: tuple[str, ...] = ()) -> Ended:
+def limited(place: Path, limit: str, *argv: str, prefix: tuple[str, ...] = ()) -> Completed:
     words = ("bash", "-c", f'{limit}; exec "$@"', "bash", *prefix, sys.executable, "-m", "lockstep", *argv)
     ended = Command(*words, cwd=place).end(120)
     assert (ended.code, ended.orphans) == (2, ()), ended.text

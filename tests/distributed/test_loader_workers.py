@@ -19,7 +19,7 @@ from lockstep.distributed import proc, warm
 from lockstep.distributed.loader_workers import LoaderWorkers, running
 from lockstep.errors import UserError
 from tests.journals import read
-from tests.subprocesses import Command, Ended, run_lockstep
+from tests.subprocesses import Command, Completed, run_lockstep
 
 ALL = tuple[Tensor, ...]
 
@@ -71,7 +71,7 @@ def leaving():
 TRAIN = ("train", "--model", "mlp", "--batch-size", "8", "--epochs", "3", "--exact", "2", "--threads", "1")
 
 
-def trained(place: Path, out: str, *flags: str, dataset: str = "mine:sets") -> Ended:
+def trained(place: Path, out: str, *flags: str, dataset: str = "mine:sets") -> Completed:
     return run_lockstep(*TRAIN, "--dataset", dataset, "--out", out, *flags, cwd=place)
 
 

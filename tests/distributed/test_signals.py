@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from lockstep.distributed.signals import collect_stop_signals, end_with_parent, sigterm_raises
-from tests.subprocesses import Command, Ended
+from tests.subprocesses import Command, Completed
 
 STOPPABLE = """
 import os, signal, sys, time
@@ -29,7 +29,7 @@ WAIT = "time.sleep(60)"
 
 def stopped(
     *signals: int, body: str = WAIT, go: Path | None = None, reason: str = "None", nohup: bool = False
-) -> Ended:
+) -> Completed:
     """`go`: a file that the cleaning up waits for; it is there when all signals have been sent."""
     cleanup = f"while not os.path.exists({str(go)!r}): time.sleep(0.01)" if go else "pass"
     program = STOPPABLE.format(body=body, cleanup=cleanup, reason=reason)

@@ -11,7 +11,7 @@ import pytest
 from namespaces import Link, missing, two_hosts
 
 from tests.journals import read
-from tests.subprocesses import Command, Ended
+from tests.subprocesses import Command, Completed
 
 pytestmark = pytest.mark.integration
 
@@ -66,7 +66,7 @@ def _end(command: Command) -> None:
         command.end(0)
 
 
-def ended(started: list[Command], timeout: float = 120) -> list[Ended]:
+def ended(started: list[Command], timeout: float = 120) -> list[Completed]:
     """All commands' ends, within so many seconds from now."""
     deadline = time.monotonic() + timeout
     return [command.end(max(0.0, deadline - time.monotonic())) for command in started]

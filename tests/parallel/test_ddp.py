@@ -29,9 +29,9 @@ def batch_of(world: World, n: int, accumulate: int = 1, step: int = 0) -> Batch:
     """This rank's part of a global batch of n images [2, 5, 5] in float64, a function of n and step."""
     generator = torch.Generator().manual_seed(100 * step + n)
     images = torch.randn(n, 2, 5, 5, generator=generator, dtype=torch.float64)
-    pieces = micro_batches(n, accumulate, world)
-    rows = np.concatenate([np.arange(n)[piece.rows] for piece in pieces])
-    return Batch(images[rows], torch.from_numpy(rows % 3), pieces, np.arange(n), 0, step, step * n)
+    shards = micro_batches(n, accumulate, world)
+    rows = np.concatenate([np.arange(n)[shard.rows] for shard in shards])
+    return Batch(images[rows], torch.from_numpy(rows % 3), shards, np.arange(n), 0, step, step * n)
 
 
 def network(seed: int = 0) -> nn.Module:

@@ -36,12 +36,12 @@ def batches(world: World) -> list[Batch]:
     for step, count in enumerate(BATCHES):
         whole = torch.randn(count, 1, 9, 9, generator=images).numpy()
         labels = torch.randint(CLASSES, (count,), generator=images).numpy()
-        pieces = slices(count, SLICES, world)
-        mine = np.concatenate([np.arange(0), *(np.arange(count)[p.rows] for p in pieces)])
+        shards = slices(count, SLICES, world)
+        mine = np.concatenate([np.arange(0), *(np.arange(count)[p.rows] for p in shards)])
         memory = np.empty(whole[mine].size + 1, np.float32)[1:].reshape(whole[mine].shape)
         memory[:] = whole[mine]
         batch = Batch(
-            torch.from_numpy(memory), torch.from_numpy(labels[mine]), pieces, np.arange(count), 0, step, 23 * step
+            torch.from_numpy(memory), torch.from_numpy(labels[mine]), shards, np.arange(count), 0, step, 23 * step
         )
         found.append(batch)
     return found

@@ -66,9 +66,9 @@ def whole(step: int) -> tuple[Tensor, Tensor]:
 
 def batch_of(world: World, step: int, accumulate: int = 1, group: int = 1) -> Batch:
     images, labels = whole(step)
-    pieces = micro_batches(len(images), accumulate, world, group)
-    rows = np.concatenate([np.arange(len(images))[piece.rows] for piece in pieces])
-    return Batch(images[rows], labels[rows], pieces, np.arange(len(images)), 0, step, 16 * step)
+    shards = micro_batches(len(images), accumulate, world, group)
+    rows = np.concatenate([np.arange(len(images))[shard.rows] for shard in shards])
+    return Batch(images[rows], labels[rows], shards, np.arange(len(images)), 0, step, 16 * step)
 
 
 def trained(world: World, norm: str, accumulate: int = 1, spread: bool = False, steps: int = STEPS) -> dict[str, Any]:
@@ -92,10 +92,10 @@ def one_sample(world: World) -> str:
     model = nn.Sequential(nn.Flatten(), nn.Linear(72, CLASSES), nn.BatchNorm1d(CLASSES)).double()
     step = TrainStep(parallelize(model, world), F.cross_entropy, torch.optim.SGD(model.parameters(), 0.1))
     images, labels = whole(0)
-    pieces = micro_batches(1, 1, world)
-    mine = pieces[0].rows
+    shards = micro_batches(1, 1, world)
+    mine = shards[0].rows
     try:
-        step(Batch(images[:1][mine], labels[:1][mine], pieces, np.arange(1), 0, 0, 0))
+        step(Batch(images[:1][mine], labels[:1][mine], shards, np.arange(1), 0, 0, 0))
     except UserError as error:
         return error.message
     return "trained"

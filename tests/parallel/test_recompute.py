@@ -19,7 +19,7 @@ from tests.ranks import run_ranks
 
 
 class Drawing(Residual):
-    """Draws in forward, by sample and by piece, and counts its passes in Python."""
+    """Draws in forward, by sample and by shard, and counts its passes in Python."""
 
     def __init__(self, channels: int) -> None:
         super().__init__(channels)

@@ -125,8 +125,8 @@ def test_a_users_own_ddp_is_known_for_what_it_is(two: list[tuple[Any, ...]]) -> 
 def test_the_librarys_loader_cuts_exact_slices() -> None:
     """As docs/exact.md has it: a batch of 50 in 8."""
     exact, plain = (lockstep.loaders("digits", SINGLE, batch_size=50, exact=v)[0] for v in (8, 0))
-    assert tuple(piece.size for piece in next(exact.epoch(0)).shards) == (7, 7, 6, 6, 6, 6, 6, 6)
-    assert [piece.size for piece in next(plain.epoch(0)).shards] == [50]
+    assert tuple(shard.size for shard in next(exact.epoch(0)).shards) == (7, 7, 6, 6, 6, 6, 6, 6)
+    assert [shard.size for shard in next(plain.epoch(0)).shards] == [50]
 
 
 def step_of(model: nn.Module, **given: Any) -> TrainStep:

@@ -1,4 +1,4 @@
-"""A sample's draws are its own: the same alone or in a batch, on any rank, in any piece, computed again or not."""
+"""A sample's draws are its own: the same alone or in a batch, on any rank, in any shard, computed again or not."""
 
 import threading
 from collections.abc import Sequence
@@ -33,11 +33,11 @@ def network(name: str) -> tuple[nn.Module, Tensor]:
 def passes(
     model: nn.Module, images: Tensor, cut: Sequence[Sequence[int]], seed: int = 0, step: int = 3
 ) -> tuple[Tensor, Tensor]:
-    """Outputs [N, classes] and the gradient of the mean loss [parameters], in the pieces of a cut."""
+    """Outputs [N, classes] and the gradient of the mean loss [parameters], in the shards of a cut."""
     draws, outputs = Draws(seed), torch.zeros(N, CLASSES, dtype=images.dtype)
     model.zero_grad()
-    for piece in cut:
-        rows = torch.tensor(piece)
+    for shard in cut:
+        rows = torch.tensor(shard)
         with keyed(draws, model, step, rows.numpy() + 100, images[rows]):
             outputs[rows] = (found := model(images[rows])).detach().to(outputs)
             (F.cross_entropy(found, rows % CLASSES, reduction="sum") / N).backward()
@@ -106,9 +106,9 @@ def test_a_compiled_model_draws_the_same_masks() -> None:
         if compiled:
             model.compile(backend="aot_eager")
         draws = Draws(0, compiled)
-        for piece in (slice(0, N), slice(0, 3), slice(3, N)):
-            with keyed(draws, model, 2, ids[piece], images[piece]):
-                outputs.append(model(images[piece]).detach())
+        for shard in (slice(0, N), slice(0, 3), slice(3, N)):
+            with keyed(draws, model, 2, ids[shard], images[shard]):
+                outputs.append(model(images[shard]).detach())
     whole = outputs[0]
     for found in (torch.cat(outputs[1:3]), outputs[3], torch.cat(outputs[4:])):
         assert (found - whole).abs().max() < 1e-10
@@ -127,7 +127,7 @@ def test_threads_have_keys_of_their_own() -> None:
             outputs[rows] = copy(images[rows]).detach()
 
     pairs = zip(others, CUTS["interleaved"], strict=True)
-    threads = [threading.Thread(target=take, args=(copy, torch.tensor(piece))) for (copy, _), piece in pairs]
+    threads = [threading.Thread(target=take, args=(copy, torch.tensor(shard))) for (copy, _), shard in pairs]
     for thread in threads:
         thread.start()
     for thread in threads:

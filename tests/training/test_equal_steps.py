@@ -277,9 +277,9 @@ class Thawing(Net):
 def batch_of(world: World, n: int, step: int, accumulate: int = 1) -> Batch:
     generator = torch.Generator().manual_seed(step)
     images, labels = torch.randn(n, FEATURES, generator=generator, dtype=torch.float64), torch.arange(n) % CLASSES
-    pieces = micro_batches(n, accumulate, world)
-    rows = np.concatenate([np.arange(n)[piece.rows] for piece in pieces])
-    return Batch(images[rows], labels[rows], pieces, np.arange(n), 0, step, step * 7)
+    shards = micro_batches(n, accumulate, world)
+    rows = np.concatenate([np.arange(n)[shard.rows] for shard in shards])
+    return Batch(images[rows], labels[rows], shards, np.arange(n), 0, step, step * 7)
 
 
 def ended(

@@ -147,7 +147,7 @@ def was_read(world: World, batch: int, fraction: float, accumulate: int, kind: s
     for number, epoch in enumerate(loader.epochs(2)):
         for part in epoch:
             ledger = extend_ledger(ledger, part.ids)
-            came.append((part.ids.tolist(), part.labels.tolist(), tuple(piece.size for piece in part.shards)))
+            came.append((part.ids.tolist(), part.labels.tolist(), tuple(shard.size for shard in part.shards)))
             for label, image in zip(part.labels.tolist(), part.images, strict=True):
                 digests[number, label] = hashlib.sha256(image.numpy().tobytes()).hexdigest()
     return {"ledger": ledger.hex(), "came": came, "digests": digests}

@@ -1,4 +1,4 @@
-"""Losses whose denominator the whole batch decides, on any number of ranks and pieces, against a loop by hand."""
+"""Losses whose denominator the whole batch decides, on any number of ranks and shards, against a loop by hand."""
 
 import itertools
 from collections.abc import Callable
@@ -81,9 +81,9 @@ def whole_batch(step: int) -> tuple[Tensor, Tensor]:
 def part_of(world: World, t: int, accumulate: int = 1, exact: int = 0) -> Batch:
     """This rank's part of a batch."""
     images, labels = whole_batch(t)
-    pieces = slices(len(images), exact, world) if exact else micro_batches(len(images), accumulate, world)
-    rows = np.concatenate([np.arange(0), *(np.arange(len(images))[piece.rows] for piece in pieces)])
-    return Batch(images[rows], labels[rows], pieces, np.arange(len(images)), 0, t, 7 * t)
+    shards = slices(len(images), exact, world) if exact else micro_batches(len(images), accumulate, world)
+    rows = np.concatenate([np.arange(0), *(np.arange(len(images))[shard.rows] for shard in shards)])
+    return Batch(images[rows], labels[rows], shards, np.arange(len(images)), 0, t, 7 * t)
 
 
 def trained(world: World, loss: Any, strategy: str = "ddp", accumulate: int = 1, exact: int = 0) -> dict[str, Any]:
@@ -255,9 +255,9 @@ def overflowing(world: World, skip: bool) -> dict[str, Any]:
     scales, left_out = [], []
     for t in range(8):
         images = torch.randn(6, FEATURES, generator=torch.Generator().manual_seed(t)) * 0.01
-        pieces = micro_batches(6, 1, world)
-        rows = pieces[0].rows
-        step(Batch(images[rows], labels_of(6)[rows], pieces, np.arange(6), 0, t, 6 * t))
+        shards = micro_batches(6, 1, world)
+        rows = shards[0].rows
+        step(Batch(images[rows], labels_of(6)[rows], shards, np.arange(6), 0, t, 6 * t))
         scales.append(step.scaler.get_scale())
         left_out.append(step.left_out)
     return {"scales": scales, "left out": left_out, "skipped": step.skipped, "weights": model.weight.detach().numpy()}

@@ -15,7 +15,7 @@ import pytest
 from lockstep.checkpoint import remote
 from tests.checkpoint.test_remote import claimed_at_once
 from tests.journals import read
-from tests.subprocesses import Command, Ended
+from tests.subprocesses import Command, Completed
 
 pytestmark = pytest.mark.integration
 
@@ -108,7 +108,7 @@ def command(machine: Path, line: str) -> Command:
     return STARTED[-1]
 
 
-def ended(machine: Path, line: str, code: int = 0) -> Ended:
+def ended(machine: Path, line: str, code: int = 0) -> Completed:
     found = command(machine, line).end(120)
     assert found.code == code, found.text
     assert not found.orphans

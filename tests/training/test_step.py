@@ -1,4 +1,4 @@
-"""One step: dropout's keys, the weight of each piece, fp16's decision, clipping, the schedule, unused parameters."""
+"""One step: dropout's keys, the weight of each shard, fp16's decision, clipping, the schedule, unused parameters."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -50,9 +50,9 @@ def pretend(rank: int, size: int) -> World:
 def batch_of(world: World, images: Tensor, labels: Tensor | None = None, accumulate: int = 1, step: int = 0) -> Batch:
     """This rank's part of a global batch given whole."""
     labels = torch.arange(len(images)) % CLASSES if labels is None else labels
-    pieces = micro_batches(len(images), accumulate, world)
-    rows = np.concatenate([np.arange(len(images))[piece.rows] for piece in pieces])
-    return Batch(images[rows], labels[rows], pieces, np.arange(len(images)), 0, step, step * len(images))
+    shards = micro_batches(len(images), accumulate, world)
+    rows = np.concatenate([np.arange(len(images))[shard.rows] for shard in shards])
+    return Batch(images[rows], labels[rows], shards, np.arange(len(images)), 0, step, step * len(images))
 
 
 def inputs(n: int, scale: float = 1.0) -> Tensor:
@@ -103,7 +103,7 @@ def masks(
 
 
 def by_sample(seen: list[list[bool]], sizes: list[int]) -> list[list[bool]]:
-    """The masks of the samples in the global batch's order, from those of its pieces."""
+    """The masks of the samples in the global batch's order, from those of its shards."""
     return [row for mask, size in zip(seen, sizes, strict=True) for row in np.reshape(mask, (-1, 40))[:size].tolist()]
 
 
@@ -117,8 +117,8 @@ def test_dropout_is_a_function_of_seed_step_and_sample() -> None:
     assert len(set(map(tuple, samples))) == 8, "another sample, other draws"
     assert 0.35 < np.mean(samples) < 0.65
     for n, accumulate, sizes in ((2, 1, [4, 4]), (3, 1, [3, 3, 2]), (1, 2, [4, 4]), (1, 4, [2, 2, 2, 2])):
-        pieces = [mask for rank in range(n) for mask in masks(pretend(rank, n), steps=1, accumulate=accumulate)]
-        assert by_sample(pieces, sizes) == samples, (n, accumulate)
+        shards = [mask for rank in range(n) for mask in masks(pretend(rank, n), steps=1, accumulate=accumulate)]
+        assert by_sample(shards, sizes) == samples, (n, accumulate)
 
 
 def test_dropout_is_not_disturbed_by_other_draws_from_torchs_generator() -> None:

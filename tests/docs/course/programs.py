@@ -12,7 +12,7 @@ from pathlib import Path
 from torch.distributed import TCPStore
 
 import consequences
-from tests.subprocesses import Command, Ended
+from tests.subprocesses import Command, Completed
 
 ROOT = Path(__file__).parents[3]
 PROGRAMS = ROOT / "examples/course"
@@ -49,7 +49,7 @@ def outputs(step: str, n: int, flags: tuple[str, ...], cwd: Path) -> str:
     return ranks[0].out
 
 
-def start(step: str, n: int, *flags: str, cwd: Path = PROGRAMS) -> list[Ended]:
+def start(step: str, n: int, *flags: str, cwd: Path = PROGRAMS) -> list[Completed]:
     """The n processes of a program, ended, by rank; where it starts them itself, only the first."""
     if step in consequences.OWN_LAUNCHER:
         return end(consequences.commands(step, n, flags), [{"OMP_NUM_THREADS": "1"}], cwd)
@@ -67,7 +67,7 @@ def start(step: str, n: int, *flags: str, cwd: Path = PROGRAMS) -> list[Ended]:
     return end([[str(consequences.program(step)), *flags]] * n, ranks, cwd)
 
 
-def end(argvs: Sequence[Sequence[str]], envs: Sequence[Mapping[str, str]], cwd: Path) -> list[Ended]:
+def end(argvs: Sequence[Sequence[str]], envs: Sequence[Mapping[str, str]], cwd: Path) -> list[Completed]:
     """Python's processes of one job, begun together; all ended."""
     begun = [
         Command(sys.executable, *argv, cwd=cwd, env=dict(env), warm=True) for argv, env in zip(argvs, envs, strict=True)
