@@ -39,7 +39,7 @@ MAX_FILE, MAX_FUNCTION, SMALL_FILE, MAX_SMALL_FILES = 600, 60, 60, 40
 # How many lines a part of the source may have. A change that needs more raises its number here, so that review sees it.
 BUDGETS = {
     "config": (1748, "config"),
-    "data": (4997, "data"),
+    "data": (5006, "data"),
     "training": (5321, "training"),
     "gradients and draws": (4177, "parallel rng"),
     "processes": (2907, "distributed"),
@@ -56,7 +56,7 @@ BUDGETS = {
     "machines": (1097, "commands/doctor commands/launch_script"),
     "everyday commands": (1468, "commands"),  # all others
 }
-MAX_LINES, MAX_FILES = 37_575, 260
+MAX_LINES, MAX_FILES = 37_584, 260
 
 
 def module_name(path: Path) -> str:

@@ -103,7 +103,9 @@ def a_saved_set_reads_as_its_pictures_in_a_folder(tmp_path: Path) -> None:
     assert load("saved:val=test", tmp_path)[1].fingerprint != val.fingerprint
     datasets.DatasetDict({"train": parts["train"], "test": parts["test"]}).save_to_disk(tmp_path / "tested")
     assert [len(each) for each in load("tested", tmp_path)] == [10, 4]
-    assert sum(map(len, load("tested", tmp_path, val_fraction=0.3))) == 10, "the test is left for the end"
+    divided = load("tested", tmp_path, val_fraction=0.3)
+    assert sum(map(len, divided)) == 10
+    assert divided[0].notes[0] == "hf:tested: to train on its part train; left for the end: test"
     assert duplicates(train, val, "auto", ALONE) == []
     twins = load("saved:val=train", tmp_path)
     assert duplicates(*twins, "auto", ALONE)[0].startswith("note: 10 of 10 images to validate on are among")

@@ -103,6 +103,7 @@ def test_what_is_validated_on(tmp_path: Path) -> None:
     rest = [(path, label, "test") for path, label in rows[:9]]
     divided = sets(listed(tmp_path, [*((path, label, "train") for path, label in rows[9:]), *rest]), val_fraction=0.3)
     assert sum(map(len, divided)) == len(rows) - len(rest), "the test is left for the end, as a folder's"
+    assert divided[0].notes[0] == f"table:{tmp_path}/list.csv: to train on its part train; left for the end: test"
     train, val = sets(listed(tmp_path, [*ROWS, ("ant/2.png", "ant", "test")]))
     where = f"table:{tmp_path}/list.csv"
     assert train.notes == (f"{where}: to train on its part train, to validate on val; left for the end: test",)

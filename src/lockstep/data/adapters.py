@@ -128,8 +128,16 @@ def _parts(
         raise refused(f"{name} has no part to train on among {have}", f"Say which: {name}:train=PART,val=PART.")
     others = {split: part for split, part in found.items() if part != train}
     val = options.get("val") or others.get(held_split(others, val_fraction), "")
-    rest = "".join(f"; left for the end: {', '.join(left)}" for left in [sorted(set(parts) - {train, val})] if left)
-    return train, val, (f"{name}: to train on its part {train}, to validate on {val}{rest}",) if val else ()
+    return train, val, _used(name, train, val, sorted(set(parts) - {train, val}))
+
+
+def _used(name: str, train: str, val: str, left: Sequence[str]) -> tuple[str, ...]:
+    """A line on what its parts are for; none where it has one alone."""
+    if not (val or left):
+        return ()
+    held = f", to validate on {val}" if val else ""
+    rest = f"; left for the end: {', '.join(left)}" if left else ""
+    return (f"{name}: to train on its part {train}{held}{rest}",)
 
 
 # ---- tables
@@ -428,8 +436,10 @@ def _torchvision(data: DataConfig, data_dir: Path, world: World) -> Sets:
     takes = inspect.signature(kind.__init__).parameters
     parts: list[dict[str, Any]] = [{"split": part} for part in splits] if splits[0] else [{}]
     parts = [{"train": True}, {"train": False}] if "train" in takes and not splits[0] else parts
-    if "val" not in options and not held_split({split_of(splits[1] or "test")}, data.val_fraction):
-        parts = parts[:1]  # the test is left for the end
+    first, second = splits[0] or "train", splits[1] or "test"
+    notes = _used(f"tv:{name}", first, second, ()) if parts[1:] else ()
+    if parts[1:] and "val" not in options and not held_split({split_of(second)}, data.val_fraction):
+        parts, notes = parts[:1], _used(f"tv:{name}", first, "", [second])
     try:
         with world.first_on_host():
             download = {"download": world.local_rank == 0} if "download" in takes or "kwargs" in takes else {}
@@ -445,7 +455,6 @@ def _torchvision(data: DataConfig, data_dir: Path, world: World) -> Sets:
     train, *rest = [_torchvision_set(f"tv:{name}", part, data_dir) for part in found]
     if rest and rest[0].classes != train.classes:
         raise refused(f"tv:{name}: its parts have different classes", "Divide one of them: --val-fraction 0.1.")
-    notes = (f"tv:{name}: to train on its part {splits[0]}, to validate on {splits[1]}",) if rest and splits[0] else ()
     return replace(train, notes=notes), rest[0] if rest else None
 
 
