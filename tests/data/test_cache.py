@@ -20,14 +20,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lockstep.config import Config, DataConfig, Execution
+from lockstep.config import Config, DataConfig, Execution, ModelConfig
 from lockstep.data import cache as module
 from lockstep.data import decoding
 from lockstep.data.cache import Cache, cache_in, checksum_of, fill, keep, key_of
 from lockstep.data.picture_set import PictureSet
 from lockstep.distributed.world import World
 from lockstep.errors import UserError
+from lockstep.monitoring.journal import read
 from lockstep.training.assemble import eval_loader, load_data, train_loader
+from lockstep.training.loop import train
 from tests.data.formats import Pair, path_of, picture_sets
 from tests.data.photos import photo, turned
 from tests.ranks import run_ranks
@@ -129,6 +131,19 @@ def test_without_the_flag_all_broken_pictures_are_named_before_training(photos: 
     with pytest.raises(UserError, match=r"3.jpg \(sample 11\) cannot be read") as caught:
         train.read(np.array([11]))
     assert "--skip-broken" in caught.value.remedy
+
+
+def test_what_is_left_out_of_either_set_is_said_at_the_start(photos: Path, tmp_path: Path) -> None:
+    harm(photos)
+    (photos / "val/b/1.jpg").write_bytes(b"")
+    config = replace(asked(photos, skip_broken=True), epochs=1, model=ModelConfig(model="digits_net"))
+    (tmp_path / "run/weights").mkdir(parents=True)
+    train(config, SINGLE, tmp_path / "run")
+    said = [note for note in read(tmp_path / "run/journal.jsonl")[0]["notes"] if "--skip-broken" in note]
+    assert [note.rpartition(": ")[0] for note in said] == [
+        f"note: --skip-broken leaves out {count} pictures of {photos}/{part}"
+        for count, part in (("2 of 36", "train"), ("1 of 8", "val"))
+    ]
 
 
 def test_what_a_search_for_broken_pictures_found_is_kept(
