@@ -10,7 +10,7 @@ statistics where the plain ones take three, and two in backward where they take 
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from lockstep.data.order import Shard
 from lockstep.distributed.world import World
 from lockstep.errors import UserError
+from lockstep.parallel.module_state import replaced
 
 Finish = Callable[[Tensor, Tensor], Tensor]  # (sums over all ranks [2, C], count over all ranks []) -> d_x
 
@@ -155,14 +156,9 @@ class SyncBatchNorm(StepBatchNorm):
         return y
 
 
-@contextmanager
-def without_ranks() -> Iterator[None]:
+def without_ranks() -> AbstractContextManager[None]:
     """Within, what passes through a SyncBatchNorm is a whole batch, and no other rank is asked."""
-    SyncBatchNorm.alone = True
-    try:
-        yield
-    finally:
-        SyncBatchNorm.alone = False
+    return replaced(SyncBatchNorm, alone=True)
 
 
 class Normalise(torch.autograd.Function):
@@ -287,14 +283,10 @@ def ghost(model: nn.Module, on: bool = True) -> Iterator[None]:
 
     The backward of a forward made within remembers it, wherever it runs.
     """
-    before = {module: module.ghost for module in model.modules() if isinstance(module, StepBatchNorm)}
-    for layer in before:
-        layer.ghost = on
-    try:
+    with ExitStack() as stack:
+        for layer in step_batch_norms(model):
+            stack.enter_context(replaced(layer, ghost=on))
         yield
-    finally:
-        for layer, value in before.items():
-            layer.ghost = value
 
 
 _PLAIN = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)

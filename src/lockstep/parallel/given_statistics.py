@@ -6,7 +6,7 @@ with it.
 
 import inspect
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -24,6 +24,7 @@ from lockstep.parallel.batchnorm import (
     own_forward,
     statistics,
 )
+from lockstep.parallel.module_state import replaced
 
 
 @dataclass
@@ -78,12 +79,8 @@ class GivenStatistics:
             self.passes[-1].append(Call.of(x, y := normalised(), eps))
             return y
 
-        with self._instead(note):
-            SyncBatchNorm.watcher = self
-            try:
-                yield
-            finally:
-                SyncBatchNorm.watcher = None
+        with self._instead(note), replaced(SyncBatchNorm, watcher=self):
+            yield
 
     def of_all_ranks(self, mean: Tensor, variance: Tensor, r: Tensor, count: Tensor) -> Call:
         """Of a SyncBatchNorm, which sets `sums` in backward."""
@@ -116,8 +113,7 @@ class GivenStatistics:
             yield
         self.others |= next(calls, rest) is not rest
 
-    @contextmanager
-    def _instead(self, take: Callable[..., Tensor]) -> Iterator[None]:
+    def _instead(self, take: Callable[..., Tensor]) -> AbstractContextManager[None]:
         """Within, `take` has the calls of F.batch_norm by the layers in training."""
         torchs = F.batch_norm
 
@@ -130,8 +126,4 @@ class GivenStatistics:
             caller = frame.f_back.f_locals.get("self") if training and frame is not None and frame.f_back else None
             return take(normalised, input, eps, weight, bias) if id(caller) in self.layers else normalised()
 
-        F.batch_norm = batch_norm
-        try:
-            yield
-        finally:
-            F.batch_norm = torchs
+        return replaced(F, batch_norm=batch_norm)

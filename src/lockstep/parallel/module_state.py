@@ -138,6 +138,19 @@ _zeros.lockstep = True  # type: ignore[attr-defined]  # see parameter_hooks.py
 
 
 @contextmanager
+def replaced(holder: Any, **attributes: Any) -> Iterator[None]:
+    """Within, an object, a class or a module has these attributes; afterwards those that it had."""
+    before = {name: getattr(holder, name) for name in attributes}
+    try:
+        for name, value in attributes.items():
+            setattr(holder, name, value)
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(holder, name, value)
+
+
+@contextmanager
 def eval_mode(model: nn.Module) -> Iterator[None]:
     """Within, the whole model is in evaluation mode; parts that a user has put there stay there afterwards."""
     training = [module for module in model.modules() if module.training]

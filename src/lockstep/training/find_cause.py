@@ -7,8 +7,8 @@ backward hooks say why.
 
 import random
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial, reduce
 from typing import Any
@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_leaves
 from lockstep.data.loaders import Batch
 from lockstep.parallel.given_statistics import GivenStatistics
 from lockstep.parallel.hidden_state import HiddenState
+from lockstep.parallel.module_state import replaced
 from lockstep.rng.draws import current
 from lockstep.training.outcomes import UNREPEATED, Outcome, StepPasses, added
 
@@ -105,7 +106,8 @@ class _Experiment:
                 ):
                     stack.callback(handle.remove)
                 if not hooks:
-                    stack.enter_context(_without_backward_hooks(module))
+                    none: dict[str, Any] = {name: OrderedDict() for name in ("_backward_hooks", "_backward_pre_hooks")}
+                    stack.enter_context(replaced(module, **none))
             if statistics is None:
                 self.statistics.begin()
             stack.enter_context(self.statistics.noted() if statistics is None else self.statistics.given(0))
@@ -183,13 +185,3 @@ def _why(check: StepPasses, call: Call) -> str:
     if "norm" in type(check.bare.get_submodule(call.name)).__name__.lower():
         return "it takes statistics over the samples that pass together"
     return "what it computes for a sample depends on which others pass with it"
-
-
-@contextmanager
-def _without_backward_hooks(module: nn.Module) -> Iterator[None]:
-    kept = module._backward_hooks, module._backward_pre_hooks
-    module._backward_hooks, module._backward_pre_hooks = OrderedDict(), OrderedDict()
-    try:
-        yield
-    finally:
-        module._backward_hooks, module._backward_pre_hooks = kept

@@ -27,7 +27,7 @@ from lockstep.parallel.data_parallel import driven, is_compiled
 from lockstep.parallel.determinism import NoCollectives
 from lockstep.parallel.fsdp import local
 from lockstep.parallel.hidden_state import LENGTH, HiddenState, differing, is_of_the_process
-from lockstep.parallel.module_state import unequal
+from lockstep.parallel.module_state import replaced, unequal
 from lockstep.parallel.parameter_hooks import ParameterHooks
 from lockstep.parallel.sync import GradientSync
 
@@ -179,17 +179,13 @@ class StepPasses:
     def by_itself(self, rank: int = 0, ranks: int = 1) -> Iterator[None]:
         """Within, passes of the step reach no other rank, and find themselves rank `rank` of `ranks`."""
         step = self.step
-        kept = step.model, step.sync
         # other shapes would be compiled again, for minutes
         eager = torch.compiler.set_stance("force_eager") if self.compiled else nullcontext()
-        step.model, step.sync = step.bare, GradientSync()
-        try:
-            pretends = self.pretends and (ranks > 1 or dist.is_initialized())
-            there = pretended_rank(rank, ranks) if pretends else nullcontext()
-            with eager, without_ranks(), pretended_process(1000 + rank), there:
-                yield
-        finally:
-            step.model, step.sync = kept
+        pretends = self.pretends and (ranks > 1 or dist.is_initialized())
+        there = pretended_rank(rank, ranks) if pretends else nullcontext()
+        alone = replaced(step, model=step.bare, sync=GradientSync())
+        with alone, eager, without_ranks(), pretended_process(1000 + rank), there:
+            yield
 
     @contextmanager
     def as_rank(self, rank: int, ranks: int, other_threads: bool) -> Iterator[None]:

@@ -12,8 +12,8 @@ order, and the cause that the same samples show on rank 0.
 import math
 import os
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import asdict, replace
 from functools import cache, partial
 from typing import Any
@@ -33,7 +33,7 @@ from lockstep.parallel.buffers import put_together
 from lockstep.parallel.fsdp import is_sharded, local
 from lockstep.parallel.given_statistics import GivenStatistics
 from lockstep.parallel.hidden_state import LENGTH, HiddenState, differing, digest, is_of_the_process, same
-from lockstep.parallel.module_state import as_real
+from lockstep.parallel.module_state import as_real, replaced
 from lockstep.training.find_cause import AGAIN, ELSEWHERE, find_cause
 from lockstep.training.outcomes import (
     HELD,
@@ -419,10 +419,9 @@ class SelfCheck(StepPasses):
         step.give_gradients(gradients)
         return losses
 
-    @contextmanager
-    def _sloped(self, batch: Batch, number: int) -> Iterator[None]:
+    def _sloped(self, batch: Batch, number: int) -> AbstractContextManager[None]:
         """Within, where the loss wants the whole batch, a part's brings its outputs the slopes that the whole's did."""
-        step, rows = self.step, batch.shards[0].rows
+        rows = batch.shards[0].rows
         rows = slice(rows.start - self._first[number], rows.stop - self._first[number])
 
         def loss(outputs: Any, labels: Tensor) -> tuple[Tensor, None]:
@@ -430,11 +429,7 @@ class SelfCheck(StepPasses):
             parts = [(leaf * self._slopes[number, k][rows]).sum() for k, leaf in enumerate(leaves)]
             return torch.stack(parts).sum() * (batch.count / len(labels)), None
 
-        before, step.loss, step.whole_batch = step.loss, loss, False
-        try:
-            yield
-        finally:
-            step.loss, step.whole_batch = before, True
+        return replaced(self.step, loss=loss, whole_batch=False)
 
     def _summed(self) -> list[Tensor | None]:
         """The gradients that parts have left, over all ranks."""

@@ -5,7 +5,7 @@ import json
 import math
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from lockstep.monitoring import desync
 from lockstep.parallel.batchnorm import batch_norms
 from lockstep.parallel.buffers import average_buffers
 from lockstep.parallel.fsdp import whole
-from lockstep.parallel.module_state import preserved_buffers
+from lockstep.parallel.module_state import preserved_buffers, replaced
 from lockstep.randomness import bits, stream
 from lockstep.training.assemble import Run, assemble
 from lockstep.training.evaluation import evaluate
@@ -130,14 +130,9 @@ class _Scandir:
         """Nothing is open: all was read at once."""
 
 
-@contextmanager
-def listed_otherwise() -> Iterator[None]:
+def listed_otherwise() -> AbstractContextManager[None]:
     """Within, os and pathlib list folders in another order: file systems promise none."""
-    os.listdir, os.scandir = lambda *args: _reordered(_listdir(*args)), _Scandir  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        os.listdir, os.scandir = _listdir, _scandir
+    return replaced(os, listdir=lambda *args: _reordered(_listdir(*args)), scandir=_Scandir)
 
 
 def _trace(world: World, job: Job) -> Trace:
