@@ -5,7 +5,7 @@ import json
 import math
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from lockstep.monitoring import desync
 from lockstep.parallel.batchnorm import batch_norms
 from lockstep.parallel.buffers import average_buffers
 from lockstep.parallel.fsdp import whole
-from lockstep.parallel.module_state import preserved_buffers, replaced
+from lockstep.parallel.module_state import as_real, preserved_buffers, replaced
 from lockstep.randomness import bits, stream
 from lockstep.training.assemble import Run, assemble
 from lockstep.training.evaluation import evaluate
@@ -107,27 +107,16 @@ def _reordered(entries: list[Any]) -> list[Any]:
     return entries[::-2] + entries[-2::-2]
 
 
-class _Scandir:
-    """What os.scandir returns, in another order."""
+class _Scandir(ExitStack, Iterator[Any]):
+    """What os.scandir returns, in another order. Nothing is open: all was read at once."""
 
     def __init__(self, *args: Any) -> None:
+        super().__init__()
         with _scandir(*args) as entries:
             self.entries = iter(_reordered([*entries]))
 
-    def __iter__(self) -> "_Scandir":
-        return self
-
     def __next__(self) -> Any:
         return next(self.entries)
-
-    def __enter__(self) -> "_Scandir":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Nothing is open: all was read at once."""
 
 
 def listed_otherwise() -> AbstractContextManager[None]:
@@ -359,5 +348,4 @@ class Tracks:
 
 def _flat(tensor: Tensor) -> Tensor:
     """All entries, on the host: [n], floats in float64."""
-    real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
-    return real.detach().cpu().reshape(-1).to(torch.float64)
+    return as_real(tensor).detach().cpu().reshape(-1).to(torch.float64)
