@@ -25,14 +25,13 @@ from lockstep.data.order import Shard
 from lockstep.distributed.world import World
 from lockstep.errors import UserError
 from lockstep.parallel.determinism import NoCollectives, own_storage, repeatable
-from lockstep.parallel.fixed_point import ZERO, Bucket, buckets_of, exponents, scales, to_fixed
+from lockstep.parallel.fixed_point import ZERO, Bucket, buckets_of, largest, scales, to_fixed
 from lockstep.parallel.hidden_state import LENGTH, HiddenState, differing
 from lockstep.parallel.module_state import Places, as_real, copy_from_first, unequal
 from lockstep.parallel.slices import Replicas, generators
 from lockstep.parallel.sync import GradientSync, Reseed, Take
 
 _NUMBERS = {bool, int, float}
-_CHANGED = ZERO + 1  # in the place of an exponent, for what is no floating-point number
 
 
 class ExactBuffers:
@@ -88,35 +87,27 @@ class ExactBuffers:
         self.places.put(self.places.held)
         if not self.starts:
             return
-        device, exponent = self.world.device, self._exponents()
+        device = self.world.device
+        changes = self.changes.values()
+        exponent = largest([[c if c.is_floating_point() else c.double() for c in each] for each in changes], device)
         if self.world.size > 1:
             dist.all_reduce(exponent, dist.ReduceOp.MAX)
-        moved = list(zip(map(as_real, self.starts.values()), self.changes.values(), exponent.unbind(), strict=True))
+        moved = list(zip(map(as_real, self.starts.values()), changes, exponent.unbind(), strict=True))
         if device.type == "cpu":  # elsewhere nobody waits to know
             moved = [each for each, e in zip(moved, exponent.tolist(), strict=True) if e > ZERO]
         if not moved:
             return
         parts, out_of = [torch.full((1,), self.count, dtype=torch.int64, device=device)], []
-        for start, changes, e in moved:
+        for start, by_slice, e in moved:
             into, out = scales(e, self.slices, start.dtype if start.is_floating_point() else torch.float64)
             out_of.append(out)
             summed = torch.zeros(start.shape, dtype=torch.int64, device=device)
-            for change in changes:
+            for change in by_slice:
                 summed += to_fixed(change, into) if start.is_floating_point() else change
             parts.append(summed.flatten())
         count, *totals = torch.split(self.world.sum(torch.cat(parts)), [part.numel() for part in parts])
         for (start, _, _), total, out in zip(moved, totals, out_of, strict=True):
             _move(start, total.view(start.shape), out, count)
-
-    def _exponents(self) -> Tensor:
-        """Of the largest change of each buffer over this rank's slices: int32 [buffers] on the device."""
-        found = [
-            exponents(changes).max()
-            if changes and changes[0].is_floating_point()
-            else torch.full((), _CHANGED if changes else ZERO, dtype=torch.int32, device=self.world.device)
-            for changes in self.changes.values()
-        ]
-        return torch.stack(found).to(torch.int32)
 
 
 def _change(before: Tensor, after: Tensor) -> Tensor | None:

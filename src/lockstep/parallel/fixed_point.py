@@ -14,6 +14,7 @@ import os
 import secrets
 import time
 from collections.abc import Sequence
+from functools import lru_cache
 
 import torch
 import torch.distributed as dist
@@ -255,16 +256,16 @@ def buckets_of(model: nn.Module, world: World) -> list[Bucket]:
     return found
 
 
-_indices: dict[tuple[torch.device, tuple[int, ...]], Tensor] = {}  # made once: a copy to a device is waited for
-
-
 def largest(groups: list[list[Tensor]], device: torch.device) -> Tensor:
     """The exponent of each group of tensors: int32 [groups]; ZERO for an empty group."""
     flat, counts = exponents([t for group in groups for t in group]).to(device), [len(group) for group in groups]
     if flat.numel() and len(set(counts)) == 1:
         return flat.view(len(groups), -1).amax(dim=1)
-    key = device, tuple(counts)
-    if key not in _indices:
-        _indices[key] = torch.repeat_interleave(torch.tensor(counts)).to(device)
     out = torch.full((len(groups),), ZERO, dtype=torch.int32, device=device)
-    return out.scatter_reduce_(0, _indices[key], flat, "amax")
+    return out.scatter_reduce_(0, _indices(tuple(counts), device), flat, "amax")
+
+
+@lru_cache
+def _indices(counts: tuple[int, ...], device: torch.device) -> Tensor:
+    """Of each tensor the number of its group; kept, for a copy to a device is waited for."""
+    return torch.repeat_interleave(torch.tensor(counts)).to(device)
