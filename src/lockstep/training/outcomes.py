@@ -176,25 +176,21 @@ class StepPasses:
         return max((m.group for m in self.bare.modules() if isinstance(m, GroupBatchNorm)), default=1)
 
     @contextmanager
-    def by_itself(self, rank: int = 0, ranks: int = 1) -> Iterator[None]:
-        """Within, passes of the step reach no other rank, and find themselves rank `rank` of `ranks`."""
-        step = self.step
+    def by_itself(self, rank: int = 0, ranks: int = 1, other_threads: bool = False) -> Iterator[None]:
+        """Within, passes of the step reach no other rank, and find themselves rank `rank` of `ranks`.
+
+        `other_threads`: with another number of them, as processes have that share cores otherwise.
+        """
+        step, threads = self.step, torch.get_num_threads()
         # other shapes would be compiled again, for minutes
         eager = torch.compiler.set_stance("force_eager") if self.compiled else nullcontext()
         pretends = self.pretends and (ranks > 1 or dist.is_initialized())
         there = pretended_rank(rank, ranks) if pretends else nullcontext()
         alone = replaced(step, model=step.bare, sync=GradientSync())
-        with alone, eager, without_ranks(), pretended_process(1000 + rank), there:
-            yield
-
-    @contextmanager
-    def as_rank(self, rank: int, ranks: int, other_threads: bool) -> Iterator[None]:
-        """`by_itself`; `other_threads`: with another number of them, as processes have that share cores otherwise."""
-        threads = torch.get_num_threads()
         if other_threads:
             torch.set_num_threads(threads - 1 or 2)
         try:
-            with self.by_itself(rank, ranks):
+            with alone, eager, without_ranks(), pretended_process(1000 + rank), there:
                 yield
         finally:
             if torch.get_num_threads() != threads:

@@ -275,7 +275,7 @@ class SelfCheck(StepPasses):
         found = []
         for rank in range(2 if self.ranks == 1 else 1):
             self._start.restore()
-            with self.as_rank(own := rank or self.rank, max(2, self.ranks), other_threads=own % 2 == 1):
+            with self.by_itself(own := rank or self.rank, max(2, self.ranks), other_threads=own % 2 == 1):
                 self.step.take_passes(one)
             found += self._gather(norms_of(self.step.take_gradients()).tolist())
         first, *others = map(torch.tensor, found)
@@ -399,7 +399,7 @@ class SelfCheck(StepPasses):
             taker = self._takers.get((i, one.shards[0].rows.start), (0, 1)) if given else (0, 1)
             threads = self._thorough and taker[0] == taker[1] - 2  # of four parts a quarter: it may take twice as long
             with (
-                self.as_rank(*taker, other_threads=threads),
+                self.by_itself(*taker, other_threads=threads),
                 self._notes.given(i, by) if given and self._notes is not None else nullcontext(),
                 self._sloped(one, i) if given and step.whole_batch else nullcontext(),
             ):
