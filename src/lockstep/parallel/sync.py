@@ -1,7 +1,7 @@
 """How the gradients of a step's shards become the global batch's: what each strategy offers to a training step."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -78,10 +78,6 @@ class GradientSync:
         """Around the passes of a step that is only looked at: afterwards gradients are summed over the ranks."""
         yield
         self.finish()
-
-    def clip(self, parameters: Iterable[nn.Parameter], most: float) -> None:
-        """Scale the gradients so that their norm over all parameters is `most` at most."""
-        nn.utils.clip_grad_norm_(parameters, most)
 
     def watch_buffers(self) -> None:
         """Before a step: look for buffers that its passes move, and keep those the same on all ranks from then on."""

@@ -380,7 +380,7 @@ class TrainStep:
         if hooked:
             self.hooks.run(self.named)
         if self.clip_norm:
-            self.sync.clip(self.parameters, self.clip_norm)
+            nn.utils.clip_grad_norm_(self.parameters, self.clip_norm)
         if self.scaler is not None:
             self.scaler.step(self.optimizer)
             self.scaler.update()
