@@ -5,6 +5,7 @@ others wait, so this buys memory and no speed; several processes, each with its 
 """
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from functools import partial
 from itertools import accumulate
 from typing import Any
@@ -70,23 +71,19 @@ def balanced(sizes: Sequence[int], runs: int) -> list[int]:
 def _used(model: nn.Module, example: Tensor, samples: int) -> tuple[list[nn.Module], list[int]]:
     """The parts of a model in the order of their first use, and the bytes that each needs in training."""
     order: dict[nn.Module, int] = {}  # part -> bytes of what its layers put out
-    hooks = []
 
     def note(part: nn.Module, layer: nn.Module, args: Any, output: Any) -> None:
         del layer, args
         order.setdefault(part, 0)
         order[part] += sum(t.nbytes for t in tree_leaves(output) if isinstance(t, Tensor)) * samples // len(example)
 
-    for part in sequence(model):
-        for layer in part.modules():
-            if next(layer.children(), None) is None or layer is part:
-                hooks.append(layer.register_forward_hook(partial(note, part)))
-    try:
-        with eval_mode(model), torch.no_grad():  # a single image has no batch statistics, and leaves none
-            model(example)
-    finally:
-        for hook in hooks:
-            hook.remove()
+    # in evaluation mode: a single image has no batch statistics, and leaves none
+    with ExitStack() as hooks, eval_mode(model), torch.no_grad():
+        for part in sequence(model):
+            for layer in part.modules():
+                if next(layer.children(), None) is None or layer is part:
+                    hooks.enter_context(layer.register_forward_hook(partial(note, part)))
+        model(example)
     weights = [_PER_PARAMETER * sum(p.nbytes for p in part.parameters()) for part in order]
     return list(order), [w + a for w, a in zip(weights, order.values(), strict=True)]
 

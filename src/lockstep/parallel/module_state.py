@@ -122,12 +122,10 @@ def without_gradients(model: nn.Module) -> Iterator[None]:
     A factor of 0 would let a dummy's infinities through, as NaN.
     """
     own = [p for p in model.parameters() if p.requires_grad and not hasattr(p, "full_tensor")]
-    hooks = [p.register_hook(_zeros) for p in own]  # type: ignore[no-untyped-call]
-    try:
+    with ExitStack() as hooks:
+        for p in own:
+            hooks.enter_context(p.register_hook(_zeros))  # type: ignore[no-untyped-call]
         yield
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 def _zeros(gradient: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 import math
 import warnings
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -450,13 +450,10 @@ def _refuse(config: Config, run: Run, layers: list[nn.Module], count: int) -> No
     pixels, _ = images.read(np.zeros(2, np.int64), None)  # two, as some layer may be in training all the same
     two = Augment(images.mean, images.std, image_size=config.data.train_side)(pixels, torch.zeros(2).long(), None)
     like = next(run.model.parameters())
-    hooks = [layer.register_forward_pre_hook(note) for layer in layers]
-    try:
-        with preserved_state(run.model), eval_mode(run.model), without_ranks(), torch.no_grad():
-            run.model(two.to(like.device, like.dtype))
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with ExitStack() as hooks, preserved_state(run.model), eval_mode(run.model), without_ranks(), torch.no_grad():
+        for layer in layers:
+            hooks.enter_context(layer.register_forward_pre_hook(note))
+        run.model(two.to(like.device, like.dtype))
     names = [name for name, module in run.model.named_modules() if seen.get(module) == 1]
     if names:
         raise UserError(
