@@ -80,8 +80,6 @@ def test_real_optimizers_frozen_parameters_and_initial_lr(name: str) -> None:
     assert all(group["initial_lr"] == group["lr"] for group in optimizer.param_groups)
     peaks = {group["lr"] for group in optimizer.param_groups}
     assert 0.3 in peaks if name == "muon-sgd" else peaks == {0.3}  # SGD's rates there are its own
-    with pytest.raises(UserError, match="no parameter to train"):
-        build(model.requires_grad_(False), config, 0.1)
 
 
 @pytest.mark.parametrize("name", [*NAMES, "timm:lamb", "timm:lion"])

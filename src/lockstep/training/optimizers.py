@@ -162,14 +162,9 @@ def build(model: nn.Module, optim: OptimConfig, lr: float) -> torch.optim.Optimi
     its own rate as it was made. On a GPU, SGD, Adam and AdamW run as one fused kernel.
 
     Raises:
-        UserError: where no parameter requires a gradient, or a factory returns no optimizer.
+        UserError: where a factory returns no optimizer. (Where nothing is trained `require_trainable` has said so.)
     """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    if not parameters:
-        raise UserError(
-            f"{type(model).__name__} has no parameter to train",
-            "Every parameter has requires_grad=False: unfreeze some, or name another --model.",
-        )
     fused, made = _have_kernels(parameters), groups(model, optim, lr)
     decay, momentum = optim.weight_decay, optim.momentum
     optimizer: torch.optim.Optimizer
