@@ -28,11 +28,6 @@ class Row:
     comparison: Comparison
     wide: Comparison | None = None  # in float64, as far as that was run
 
-    @property
-    def float64(self) -> float:
-        """The largest difference in float64; nan: not seen."""
-        return math.nan if self.wide is None else self.wide.largest
-
     def holds(self, bound: float) -> bool:
         """True where the mode's claim holds: the same bits, or the same but for rounding."""
         if self.wide is None:
@@ -123,7 +118,7 @@ def print_report(report: Report) -> None:
     for row in report.differing():
         console.print(f"{row.variant.beside(report.base)} differs: {row.reason}", style="bold")
         if row.wide is not None and math.isfinite(row.comparison.largest):
-            console.print(f"  in float64 {row.float64:.1e} is left of {row.comparison.largest:.1e}")
+            console.print(f"  in float64 {row.wide.largest:.1e} is left of {row.comparison.largest:.1e}")
     if report.itself:
         again = f"the first run, taken again, is another one too: {report.itself}"
         reasons = "by the time, chance, the process's number or what a run left behind, and not by what was varied"
@@ -151,7 +146,7 @@ def _verdict(report: Report) -> str:
     end = f"top-1 {top1:.2%} after {len(report.first.loss)} steps"
     if exact:
         return f"holds: {claim} on {report.varied()} ({end}; weights_sha256 {report.first.weights_sha256})"
-    if any(math.isnan(row.float64) and not row.comparison.equal for row in report.rows):
+    if any(row.wide is None and not row.comparison.equal for row in report.rows):
         return f"within tolerance on {report.varied()} ({end}); whether that is rounding was not seen: {report.unseen}"
-    largest = max((row.float64 for row in report.rows if not math.isnan(row.float64)), default=0.0)
+    largest = max((row.wide.largest for row in report.rows if row.wide is not None), default=0.0)
     return f"holds: {claim} on {report.varied()} ({end}; in float64 {largest:.1e} at most)"
