@@ -154,14 +154,9 @@ class SelfCheck(StepPasses):
                 leaf.register_hook(note)  # type: ignore[no-untyped-call]
             return loss(outputs, labels)
 
-        step.before_pass = before_pass
-        if step.whole_batch:
-            step.loss = noting
-        try:
-            with nullcontext() if self._notes is None else self._notes.noted():
-                return step.take_passes(batch)
-        finally:
-            step.before_pass, step.loss = None, loss
+        notes = nullcontext() if self._notes is None else self._notes.noted()
+        with notes, replaced(step, before_pass=before_pass, loss=noting if step.whole_batch else loss):
+            return step.take_passes(batch)
 
     @uncollected()
     def compare(self, batch: Batch, found: Sequence[Tensor]) -> None:
@@ -529,17 +524,13 @@ class SelfCheck(StepPasses):
         ) -> list[Tensor | None]:
             """`elsewhere`: among another number of processes, as one of two or alone."""
             start.restore()
-            step.before_pass = (lambda _: start.restore()) if apart else None
             sync.sequential, sync.overlap = True, False  # `compare` puts them back; nothing is sent before `finish`
-            try:
-                with ExitStack() as there:
-                    if elsewhere:
-                        there.enter_context(pretended_rank(*((1, 2) if self.ranks == 1 else (0, 0))))
-                        there.enter_context(pretended_process(other))
-                    step.take_passes(some)
-                sync.finish()
-            finally:
-                step.before_pass = None
+            with ExitStack() as there, replaced(step, before_pass=(lambda _: start.restore()) if apart else None):
+                if elsewhere:
+                    there.enter_context(pretended_rank(*((1, 2) if self.ranks == 1 else (0, 0))))
+                    there.enter_context(pretended_process(other))
+                step.take_passes(some)
+            sync.finish()
             return step.take_gradients()
 
         drawing = [name for name in actual.state.generators if not is_of_the_process(name)]
