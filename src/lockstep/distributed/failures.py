@@ -15,7 +15,6 @@ from types import TracebackType
 from lockstep.errors import EXIT_FAILURE, EXIT_HANG, EXIT_USER_ERROR, PeerError, StoppedBySignal, UserError, shown
 
 SHUTDOWN_S = 5  # what a rank gets to close its journal
-_LOST = "lost another rank: "  # so begins what is no cause
 # what libraries and the system say where a limit is reached, of threads and processes, of files, of memory
 _LIMITS = (
     *("can't start new thread", "Resource temporarily unavailable", "Too many open files"),
@@ -36,6 +35,7 @@ class WorkerFailed(Exception):
     exit_code: int
     trace: str = ""  # its traceback; empty for a UserError
     transient: bool = False  # it was killed or hung, or only lost another rank: the same again may well work
+    lost: bool = False  # it only lost another rank, which is no cause
 
     def __post_init__(self) -> None:
         if self.trace:
@@ -49,7 +49,7 @@ def failure_of(error: BaseException, rank: int) -> WorkerFailed | None:
     """What a rank reports of the exception that ended it; None for SystemExit(0). Pickle takes what is positional."""
     message = last_line(error)
     if isinstance(error, PeerError) or is_peer_loss(error):
-        return WorkerFailed(rank, f"{_LOST}{message}", EXIT_FAILURE, "", True)
+        return WorkerFailed(rank, f"lost another rank: {message}", EXIT_FAILURE, transient=True, lost=True)
     if user_error := error if isinstance(error, UserError) else at_a_limit(error):
         return WorkerFailed(rank, f"{user_error}{called_at(error)}", EXIT_USER_ERROR)
     if isinstance(error, KeyboardInterrupt | StoppedBySignal):
@@ -160,7 +160,7 @@ def first_failure(
         text = f"its process ended with exit code {code} and no error, as by os._exit() or in C code"
         return WorkerFailed(rank, text, code or EXIT_FAILURE)
     # who was ended is heard before or after who lost that one; a copy: to raise it makes a circle
-    return replace(min(failures, key=lambda failure: (failure.transient, failure.message.startswith(_LOST))))
+    return replace(min(failures, key=lambda failure: (failure.transient, failure.lost)))
 
 
 def reported_already(message: str) -> bool:
