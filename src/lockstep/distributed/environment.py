@@ -92,9 +92,8 @@ def over_slurm_nodes(execution: Execution, environ: Mapping[str, str] = os.envir
     if execution.nnodes > 1 or not in_step or len(nodes) < 2 or set(nodes) != {1}:
         return execution
     filled = {**environ, "MASTER_PORT": environ.get("MASTER_PORT") or str(port_of(_slurm_job(environ)))}
-    node, *_, port = _numbers(
-        filled, (*_SLURM, "MASTER_PORT"), "srun", nodes
-    )  # one task a node: ranks are in its order
+    # one task a node: ranks are in its order
+    node, *_, port = _numbers(filled, (*_SLURM, "MASTER_PORT"), "srun", nodes)
     host = environ.get("MASTER_ADDR") or first_host(environ.get("SLURM_STEP_NODELIST", ""))
     return replace(execution, nnodes=len(nodes), node_rank=node, master_addr=host, master_port=port)
 

@@ -108,7 +108,8 @@ def _supervise(
                     remove_states(mine=True)
                     if not failed.transient or attempt > restarts:
                         raise
-                    _say(f"{failed}; restart {attempt} of {restarts} on {count} process(es)")
+                    line = f"lockstep: {failed}; restart {attempt} of {restarts} on {count} process(es)\n"
+                    print(line, end="", file=sys.stderr, flush=True)
                     restarting(str(failed), count)
                     if not (server.process and server.process.is_alive()):
                         server = warm.begin(payload, may_fork)
@@ -116,10 +117,6 @@ def _supervise(
     finally:
         server.close()
         remove_states(mine=True)
-
-
-def _say(line: str) -> None:
-    print(f"lockstep: {line}\n", end="", file=sys.stderr, flush=True)
 
 
 def _run_here(fn: Callable[..., Any], args: tuple[Any, ...], execution: Execution, payload: Any = None) -> Any:
