@@ -26,7 +26,7 @@ from lockstep.checkpoint.store import list_checkpoints
 from lockstep.checkpoint.weights import read_metadata
 from lockstep.data.picture_set import user_cache
 from lockstep.data.remote import persist, reached
-from lockstep.distributed.files import LOCK, atomic_write, hold, write_error, write_json, writer
+from lockstep.distributed.files import LOCK, atomic_write, hold, write_json, writer, writing
 from lockstep.distributed.output import status
 from lockstep.distributed.resize import REQUEST
 from lockstep.errors import UserError, require_no_secrets
@@ -241,7 +241,7 @@ class Mirror:
         """
         path, names = self.folder / JOURNAL, self.store.sizes()
         journal = self.store.read(JOURNAL) if JOURNAL in names else b""
-        try:
+        with writing(self.folder):
             own = path.read_bytes() if path.exists() else b""
             if not own or not own.startswith(journal):
                 if own:
@@ -253,8 +253,6 @@ class Mirror:
                         temporary.write_bytes(journal)
             if self.digests is not None:
                 self._fetch_checkpoint(self.digests(self.folder))
-        except OSError as error:
-            raise write_error(self.folder, error) from error
 
     def _aside(self) -> Path:
         """Move the run's local files to a folder beside it, in the place of an earlier one's."""
@@ -406,10 +404,8 @@ def make_local(url: str) -> Path:
     url = url.rstrip("/")
     name = re.sub(r"[^\w.-]", "-", url.rpartition("/")[2])
     folder = user_cache("runs") / f"{name}-{hashlib.sha256(url.encode()).hexdigest()[:12]}"
-    try:
+    with writing(folder):
         (folder / "weights").mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise write_error(folder, error) from error
     if not (folder / REMOTE).exists():
         write_json(folder / REMOTE, {"url": url, "id": os.urandom(8).hex()})
     return folder

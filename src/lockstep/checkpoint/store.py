@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from lockstep.checkpoint.format import MANIFEST, STATE, FileRecord, Manifest, safetensors_chunks
-from lockstep.distributed.files import fsync, try_lock, write_error
+from lockstep.distributed.files import fsync, try_lock, writing
 from lockstep.errors import UserError
 
 _CHUNK = 4 << 20  # bytes hashed and written at a time: both release the interpreter, so training goes on beside them
@@ -52,7 +52,7 @@ def write(snapshot: Snapshot, folder: Path) -> Manifest:
     """
     target = folder / folder_name(snapshot.step)
     temporary = folder / f".writing-{os.urandom(4).hex()}-{target.name}"
-    try:
+    with writing(target, "the checkpoint "):
         folder.mkdir(exist_ok=True)
         temporary.mkdir()
         try:
@@ -73,8 +73,6 @@ def write(snapshot: Snapshot, folder: Path) -> Manifest:
                     _remove(old)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)  # what can't be removed now, `tidy` removes
-    except OSError as error:
-        raise write_error(target, error, "the checkpoint ") from error
     return manifest
 
 
@@ -120,7 +118,7 @@ def _locked(folder: Path) -> Iterator[bool]:
 def tidy(folder: Path) -> list[str]:
     """Clear away what killed writers left; returns the names. For the start of a run, on one rank. Raises UserError."""
     done = []
-    try:
+    with writing(folder, "the checkpoint folder "):
         for path in sorted(folder.iterdir()) if folder.exists() else []:
             match = _HIDDEN.fullmatch(path.name)
             if match is None or path.is_symlink() or not path.is_dir():  # of such a name, and no writer's
@@ -135,8 +133,6 @@ def tidy(folder: Path) -> list[str]:
             else:
                 _remove(path)
             done.append(path.name)
-    except OSError as error:
-        raise write_error(folder, error, "the checkpoint folder ") from error
     return done
 
 
@@ -147,12 +143,9 @@ def prune(folder: Path, keep: int, best: int | None = None) -> list[int]:
     present = list_checkpoints(folder)
     doomed = [step for step in list(present)[:-keep] if step != best]
     for step in doomed:
-        try:
+        # another process may have removed it
+        with writing(present[step], "(remove) the old checkpoint "), suppress(FileNotFoundError):
             _remove(present[step])
-        except FileNotFoundError:
-            continue  # another process removed it
-        except OSError as error:
-            raise write_error(present[step], error, "(remove) the old checkpoint ") from error
     return doomed
 
 

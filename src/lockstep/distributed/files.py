@@ -94,11 +94,8 @@ def remove_half_written(folder: Path) -> None:
 @contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
     """As `atomic_write`, durable; raises UserError where the system refuses."""
-    try:
-        with atomic_write(path) as temporary:
-            yield temporary
-    except OSError as error:
-        raise write_error(path, error) from error
+    with writing(path), atomic_write(path) as temporary:
+        yield temporary
 
 
 def write_text(path: Path, text: str) -> None:
@@ -136,6 +133,15 @@ def write_error(path: Path, error: Exception, what: str = "") -> UserError:
     return UserError(f"can't write {what}{path}: {refusal(error)}", _REMEDY)
 
 
+@contextmanager
+def writing(path: Path, what: str = "") -> Iterator[None]:
+    """Raises that error where the system refuses what is done inside."""
+    try:
+        yield
+    except OSError as error:
+        raise write_error(path, error, what) from error
+
+
 LOCK = "run.lock"
 _POLL_S = 0.05
 _LOOKS = 20  # until who has the lock has written its name: as a rule microseconds
@@ -150,10 +156,8 @@ def hold(folder: Path) -> Iterator[None]:
     service) can't tell: then the folder is not held. Raises UserError where a run holds it already, naming that.
     """
     path = folder / LOCK
-    try:
+    with writing(path):
         descriptor = _lock(path)
-    except OSError as error:
-        raise write_error(path, error) from error
     try:
         began = time.strftime("%Y-%m-%d %H:%M:%S")
         holder = json.dumps({"host": socket.gethostname(), "pid": os.getpid(), "since": began})

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from lockstep.distributed.files import atomic_write, write_error
+from lockstep.distributed.files import atomic_write, write_error, writing
 from lockstep.distributed.proc import alive
 from lockstep.errors import UserError
 
@@ -81,11 +81,8 @@ def asked(folder: Path, nproc: int) -> Iterator[None]:
 def answer(folder: Path, request: Request, text: str, done: bool = False) -> None:
     """Tell who asked why the run stays as it is. Raises UserError where the folder can't be written."""
     path = folder / REQUEST
-    try:
-        with atomic_write(path, durable=False) as temporary:
-            temporary.write_text(json.dumps(asdict(replace(request, answer=text, done=done))), encoding="utf-8")
-    except OSError as error:
-        raise write_error(path, error) from error
+    with writing(path), atomic_write(path, durable=False) as temporary:
+        temporary.write_text(json.dumps(asdict(replace(request, answer=text, done=done))), encoding="utf-8")
 
 
 def places(size: int) -> Iterator[Path]:

@@ -14,7 +14,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any, Literal, NotRequired, TextIO, TypedDict, cast
 
-from lockstep.distributed.files import to_json, write_error
+from lockstep.distributed.files import to_json, write_error, writing
 from lockstep.errors import UserError, refusal
 
 JOURNAL = "journal.jsonl"  # its name in a run folder
@@ -201,14 +201,12 @@ class Journal:
         if path is None:
             return
         require_plain(path)
-        try:
+        with writing(path):
             self.file = path.open("a", encoding="utf-8")
             with path.open("rb") as file:  # a line that a crash left without its end is ended
                 if size := file.seek(0, os.SEEK_END):
                     file.seek(size - 1)
                     self.file.write("" if file.read() == b"\n" else "\n")
-        except OSError as error:
-            raise write_error(path, error) from error
 
     def write(self, record: Record) -> None:
         """Append one record, with the time in seconds since 1970. Raises UserError where the disk refuses."""
