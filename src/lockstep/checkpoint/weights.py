@@ -4,7 +4,7 @@ import dataclasses
 import hashlib
 import json
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
@@ -174,7 +174,7 @@ def under_own_names(found: Mapping[str, Tensor], own: Collection[str]) -> dict[s
     return bare if len(bare) == len(found) else found
 
 
-def listed(items: list[str]) -> str:
+def listed(items: Sequence[str]) -> str:
     """The first few of some names, for an error."""
     return ", ".join(items[:_SHOWN]) + (f" and {len(items) - _SHOWN} more" if len(items) > _SHOWN else "")
 

@@ -1,6 +1,5 @@
 """`lockstep eval RUN --data OTHER`: a trained model on labelled pictures from elsewhere, classes matched by name."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from unicodedata import normalize
@@ -9,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lockstep.checkpoint.weights import Card
+from lockstep.checkpoint.weights import Card, listed
 from lockstep.data.image_sets import Array, Ids, ImageSet, counts, label_sets
 from lockstep.data.loaders import EvalLoader, reader
 from lockstep.data.picture_set import PictureSet
@@ -21,8 +20,6 @@ from lockstep.inference.loading import load as load_classifier
 from lockstep.inference.pictures import ForCard, fitted
 from lockstep.training.evaluation import ByClass, ClassCounts, Metrics, evaluate, write_scores
 from lockstep.training.run_folder import Evaluation
-
-_NAMED = 8
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -113,8 +110,8 @@ def matched(other: ImageSet, card: Card) -> tuple[Matched, list[str]]:
         known = np.where(np.any(sets[:, ~here], axis=1)[labels], -1, labels)
     if not (to_card >= 0).any() or not (known >= 0).any():
         raise UserError(
-            f"{other.name} and the model have no class in common: there {_some(other.classes)}; here "
-            f"{_some(card.classes)}",
+            f"{other.name} and the model have no class in common: there {listed(other.classes)}; here "
+            f"{listed(card.classes)}",
             "Classes are matched by their names: name the folders, or the labels of the table, as the model does.",
         )
     notes = []
@@ -123,13 +120,13 @@ def matched(other: ImageSet, card: Card) -> tuple[Matched, list[str]]:
         left_out = int((known < 0).sum())
         notes.append(
             f"note: the model does not know {len(strange)} class(es) of {other.name}, whose {left_out:,} images are "
-            f"left out: {_some(strange)}"
+            f"left out: {listed(strange)}"
         )
     there = {to_card[place] for place in np.flatnonzero(held)}
     if absent := [name for place, name in enumerate(card.classes) if place not in there]:
         notes.append(
             f"note: {other.name} has no image of {len(absent)} of the model's {len(card.classes)} classes: "
-            f"{_some(absent)}"
+            f"{listed(absent)}"
         )
     samples = np.flatnonzero(known >= 0)
     found = Matched(
@@ -146,7 +143,3 @@ def _labels(other: ImageSet) -> Array:
         return held
     parts = np.array_split(np.arange(len(other)), max(1, len(other) // 250))
     return np.concatenate([other.read(ids, None)[1].numpy() for ids in parts])
-
-
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
