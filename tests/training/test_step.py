@@ -185,12 +185,103 @@ def unused(world: World) -> str:
     return str(refused.value)
 
 
+def unfrozen(world: World) -> list[np.ndarray]:
+    """Weights where a layer is trained from the second step on, in a group of its own; by a step, and by hand."""
+    weight, found = torch.tensor([0.5, 1.0, 4.0]).double(), []
+    for step_of in (TrainStep, None):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(FEATURES, FEATURES), nn.Tanh(), nn.Linear(FEATURES, CLASSES)).double()
+        model[0].requires_grad_(False)
+        optimizer = torch.optim.SGD(model[2].parameters(), 0.5)
+        loss = nn.CrossEntropyLoss(weight)
+        step = step_of and step_of(parallelize(model, world), loss, optimizer, clip_norm=0.1, schedule=lambda n: 1.0)
+        for t, n in enumerate((7, 5, 2, 7)):
+            if t == 1:
+                model[0].requires_grad_(True)
+                optimizer.add_param_group({"params": [*model[0].parameters()], "lr": 0.25})
+            images = inputs(n).double()
+            if step is not None:
+                step(batch_of(world, images, step=t))
+                continue
+            optimizer.zero_grad()
+            loss(model(images), torch.arange(n) % CLASSES).backward()
+            nn.utils.clip_grad_norm_([p for group in optimizer.param_groups for p in group["params"]], 0.1)
+            optimizer.step()
+        found.append(weights(model))
+    return found
+
+
+class Centres(nn.Module):
+    """Center loss: the centres of the classes are parameters."""
+
+    def __init__(self, trained: bool = True) -> None:
+        super().__init__()
+        self.centres = nn.Parameter(torch.zeros(CLASSES, CLASSES, dtype=torch.float64), trained)
+
+    def forward(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        return F.cross_entropy(outputs, labels) + (outputs - self.centres[labels]).pow(2).sum(1).mean()
+
+
+def centred(world: World) -> list[str]:
+    """What is said of a loss that has parameters; nothing of frozen ones, nor of the model's own."""
+    said, (free, apart) = [], [torch.zeros(CLASSES, dtype=torch.float64, requires_grad=each) for each in (True, False)]
+    model = linear(world)
+
+    def penalised(outputs: Tensor, labels: Tensor) -> Tensor:
+        return F.cross_entropy(outputs + apart, labels) + 0 * sum(p.sum() for p in model.parameters())
+
+    for loss in (
+        Centres(),
+        lambda outputs, labels: F.cross_entropy(outputs + free, labels),
+        Centres(trained=False),
+        penalised,
+    ):
+        model = linear(world)
+        step = TrainStep(model, loss, sgd(model))
+        try:
+            step(batch_of(world, inputs(6).double()))
+            said.append("")
+        except UserError as refused:
+            said.append(refused.message)
+    return said
+
+
+class Rated(nn.Module):
+    """A loss over a moving average that it writes in place, and uses in the same pass."""
+
+    mean: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.ones((), dtype=torch.float64))
+
+    def forward(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        loss = F.cross_entropy(outputs, labels)
+        with torch.no_grad():
+            self.mean.mul_(0.9).add_(0.2)
+        return loss / self.mean
+
+
+def rated(world: World) -> list[np.ndarray]:
+    found = []
+    for law in ("off", "warn"):
+        model, loss = linear(world), Rated()
+        step = TrainStep(model, loss, sgd(model), law=law)
+        for t in range(2):
+            step(batch_of(world, inputs(6).double(), step=t))
+        found.append(np.append(weights(model), loss.mean))
+    return found
+
+
 def everything(world: World) -> dict[str, Any]:
     return {
+        "unfrozen": unfrozen(world),
+        "rated": rated(world),
         "masks": masks(world),
         "uneven": uneven(world),
         "overflow": overflow(world),
-        "unused": unused(world),  # last: it leaves a DDP reducer in the middle of a step
+        "unused": unused(world),  # these leave a DDP reducer in the middle of a step
+        "centred": centred(world),
     }
 
 
@@ -228,6 +319,31 @@ def test_all_ranks_skip_the_step_in_which_one_overflows(ranks: list[dict[str, An
     moved = [bool((a[0] != b[0]).any()) for a, b in pairwise(history)]
     assert moved == [True, False, True]
     assert [scale for _, scale in history] == [1024, 1024, 512, 512]
+
+
+def test_parameters_that_come_in_a_new_group_are_trained_as_the_others(ranks: list[dict[str, Any]]) -> None:
+    for rank in ranks:
+        found, by_hand = rank["unfrozen"]
+        np.testing.assert_allclose(found, by_hand, rtol=0, atol=1e-12)
+
+
+def test_parameters_of_the_loss_are_refused(ranks: list[dict[str, Any]]) -> None:
+    for rank in ranks:
+        said = rank["centred"]
+        assert "the loss.centres gets a gradient" in said[0]
+        assert "free of centred.<locals>.<lambda> gets a gradient" in said[1]
+        assert said[2:] == ["", ""]
+
+
+def test_a_loss_may_use_what_it_writes_in_place(ranks: list[dict[str, Any]]) -> None:
+    model, loss = linear(SINGLE), Rated()
+    for _ in range(2):
+        model.zero_grad()
+        loss(model(inputs(6).double()), torch.arange(6) % CLASSES).backward()
+        sgd(model).step()
+    for rank in ranks:
+        for found in rank["rated"]:
+            np.testing.assert_allclose(found, np.append(weights(model), loss.mean), rtol=0, atol=1e-12)
 
 
 def test_an_unused_parameter_is_named_in_the_first_step(ranks: list[dict[str, Any]]) -> None:

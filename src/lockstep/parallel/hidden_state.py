@@ -52,6 +52,7 @@ class HiddenState:
     def __init__(self, roots: dict[str, Any], devices: Iterable[torch.device] | None = None) -> None:
         self.values: dict[str, Any] = {}  # plain values, and copies of tensors and states of generators, by name
         self.generators: set[str] = set()  # the names of those of them that are states of generators
+        self.trained: dict[str, Tensor] = {}  # leaves that require a gradient, no copies, by name
         self._kept: dict[Any, tuple[Any, Callable[[], object]]] = {}  # id -> what it is of, and what puts it back
         self._holders: dict[str, dict[str, Any]] = {}  # name -> the attributes of what has it
         self._setters: dict[str, Callable[[Any], object]] = {}  # name -> gives it another value
@@ -116,6 +117,8 @@ class HiddenState:
                 self._visit(type(value), type(value).__name__)
 
     def _visit_tensor(self, value: Tensor, name: str, limit: int = _LARGE) -> None:
+        if value.requires_grad and value.is_leaf:
+            self.trained[name] = value
         if isinstance(value, nn.Parameter) or hasattr(value, "full_tensor") or value.device.type == "meta":
             self._kept.setdefault(id(value), (value, _nothing))
             return
@@ -191,8 +194,10 @@ class HiddenState:
                 self._keep_dict(value, f"hooks of {name or 'the model'}", value)
             elif key != "_buffers":
                 self._visit(value, prefix + key, partial(held.__setitem__, key))
-        for p in module.parameters(recurse=False):
+        for key, p in module.named_parameters(recurse=False):
             self._kept[id(p), "trained"] = p, partial(p.requires_grad_, p.requires_grad)
+            if p.requires_grad:
+                self.trained[prefix + key] = p
         self._visit(type(module), type(module).__name__)
         for key, child in module.named_children():
             self._visit(child, prefix + key)

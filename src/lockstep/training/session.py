@@ -383,7 +383,8 @@ def session(
     if found is None:
         found = duplicates(run.train.images, run.val.images, execution.duplicates, world)
     details = optimizers.lines(run.model, config.optim, config.lr)
-    notes = [*pretrained.lines(config), *run.frozen, *details, *run.train.notes, *run.val.notes, *run.notes, *found]
+    held = getattr(run.val.images, "notes", ())
+    notes = [*pretrained.lines(config), *run.frozen, *details, *run.train.notes, *held, *run.notes, *found]
     if main:
         write_json(folder / "config.json", config.to_dict())
     total = config.epochs * len(run.train)

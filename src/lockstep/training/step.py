@@ -26,7 +26,7 @@ from lockstep.errors import UserError, reason
 from lockstep.parallel.batchnorm import announced, end_step, step_batch_norms
 from lockstep.parallel.data_parallel import driven, is_compiled, replica_devices
 from lockstep.parallel.fsdp import LOW, is_sharded, local, whole
-from lockstep.parallel.hidden_state import put_back
+from lockstep.parallel.hidden_state import HiddenState, put_back
 from lockstep.parallel.module_state import Kept
 from lockstep.parallel.parameter_hooks import hooks_of
 from lockstep.parallel.strategy import require_trainable, sync_of, unwrap
@@ -262,12 +262,9 @@ class TrainStep:
     ) -> None:
         self.model, self.loss, self.optimizer = model, terms_of(loss), optimizer
         self.bare, self._sharded = unwrap(model), is_sharded(model)
-        require_ready(self.bare, optimizer)
         self.clip_norm, self.schedule, self.seed, self.whole_batch = clip_norm, schedule, seed, whole_batch
-        self.parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        self.named, own = dict(self.bare.named_parameters()), {*map(id, self.parameters)}
-        # of another optimizer, perhaps: no gradient of theirs goes into a step, none is lost, and none is left by it
-        self._others = [p for p in self.named.values() if id(p) not in own]
+        self.named, self._skips_unused = dict(self.bare.named_parameters()), find_unused_parameters
+        self._take_groups()
         self.hooks = hooks_of(self.bare, wrapped=model is not self.bare)
         device = next(model.parameters()).device
         self.sync: GradientSync = sync or sync_of(model)
@@ -288,7 +285,6 @@ class TrainStep:
         self._piece_dtype = torch.float64 if torch.float64 in {p.dtype for p in self.parameters} else torch.float32
         self._norms = step_batch_norms(model)
         self._stand_ins = StandIns()
-        self._needed = [] if find_unused_parameters else [p for p in self.parameters if p.requires_grad]
         self.passes_write: bool | None = None  # whether forward or backward wrote into a parameter, in the first step
         self.calls = 0
         self.own_loop = True  # of a user's: not that of the command
@@ -297,9 +293,18 @@ class TrainStep:
         self._skipped = torch.zeros((), dtype=torch.int64, device=device)  # so that counting waits for nothing
         self.before_pass: Callable[[int], object] | None = None
         self.check = SelfCheck(self, law)
-        if schedule is not None:
-            for group in optimizer.param_groups:
-                group.setdefault("initial_lr", group["lr"])
+
+    def _take_groups(self) -> None:
+        """Train what the optimizer's groups hold now."""
+        require_ready(self.bare, self.optimizer)
+        self._groups = [*self.optimizer.param_groups]
+        self.parameters = [p for group in self._groups for p in group["params"]]
+        own = {*map(id, self.parameters)}
+        # of another optimizer, perhaps: no gradient of theirs goes into a step, none is lost, and none is left by it
+        self._others = [p for p in self.named.values() if id(p) not in own]
+        self._needed = [] if self._skips_unused else [p for p in self.parameters if p.requires_grad]
+        for group in self._groups if self.schedule is not None else ():
+            group.setdefault("initial_lr", group["lr"])
 
     def __call__(self, batch: Batch, *others: object) -> Tensor:
         """Take one step; returns the batch's mean loss times this rank's samples, a scalar on the device (reading it
@@ -309,10 +314,7 @@ class TrainStep:
                 f"step takes one Batch, not {', '.join(type(each).__name__ for each in (batch, *others))}",
                 "ls.loaders gives Batches: of a set's name, or of (train, val), Datasets or pairs of tensors of yours.",
             )
-        if self.schedule is not None:
-            factor = self.schedule(batch.samples)
-            for group in self.optimizer.param_groups:
-                group["lr"] = group["initial_lr"] * factor
+        self._follow_schedule(batch.samples)
         theirs = [(parameter, parameter.grad) for parameter in self._others]
         for parameter, _ in theirs:
             parameter.grad = None
@@ -331,6 +333,7 @@ class TrainStep:
             met()
         if first:
             self.passes_write = bool(marks) and marks != self._marks()
+            self._refuse_own_gradients()
         if self._norms:
             end_step(self._norms, batch.count, self.sync.ranks)
         if first if self.sync.exact else batch.shards and self.model is self.bare:
@@ -367,6 +370,15 @@ class TrainStep:
         """Steps left out because a gradient was not finite, the scaler's of fp16 among them; waits for the device."""
         return int(self._skipped)
 
+    def _follow_schedule(self, samples: int) -> None:
+        """Set the rates of the optimizer's groups; some may be new."""
+        if len(self.optimizer.param_groups) != len(self._groups):
+            self._take_groups()
+        if self.schedule is not None:
+            factor = self.schedule(samples)
+            for group in self.optimizer.param_groups:
+                group["lr"] = group["initial_lr"] * factor
+
     def _update(self, step: int) -> None:
         draws, hooked = may_draw(self.optimizer), bool(self.hooks)
         if draws or hooked:  # the same on every rank
@@ -402,6 +414,16 @@ class TrainStep:
                 f"{len(unused)} parameter(s) took no part in the loss: {', '.join(unused[:5])}",
                 "Use them in forward(), whichever samples pass, freeze them with requires_grad_(False), or pass "
                 "--find-unused-parameters.",
+            )
+
+    def _refuse_own_gradients(self) -> None:
+        """Raise UserError for a loss whose own parameters have been given a gradient, of this process's samples."""
+        trained = HiddenState({"the loss": self.loss}).trained
+        own = {*map(id, self.named.values())}
+        if names := [name for name, p in trained.items() if p.grad is not None and id(p) not in own]:
+            raise UserError(
+                f"{names[0]} gets a gradient, and is no parameter of the model: nobody adds it up over the processes",
+                "Make it part of the model, as of a module around it, or freeze it with requires_grad_(False).",
             )
 
     def take_gradients(self) -> list[Tensor | None]:
@@ -495,13 +517,13 @@ class TrainStep:
                 if self.whole_batch:
                     outputs, labels = self.sync.gather((outputs, labels), samples, len(images))
                     samples = shard.members
+                if self.checks_mean and samples > 1:  # first: what the loss keeps must not move before its backward
+                    self.checks_mean = False
+                    with put_back({"the loss": self.loss}, [images.device]):
+                        require_mean(self.loss, outputs, labels)
                 value, denominator = self.loss(outputs, labels)
                 if self.whole_batch and denominator is not None:
                     value, denominator = value / denominator, None
-                if self.checks_mean and samples > 1:
-                    self.checks_mean = False
-                    with put_back({"the loss": self.loss}):
-                        require_mean(self.loss, outputs, labels)
             if denominator is not None:  # the gradients are divided by it later; a rank without samples adds zeros
                 samples = min(samples, 1)
             if model is self.model and shard.size:
