@@ -40,23 +40,23 @@ MAX_FILE, MAX_FUNCTION, SMALL_FILE, MAX_SMALL_FILES = 600, 60, 60, 40
 BUDGETS = {
     "config": (1748, "config"),
     "data": (5006, "data"),
-    "training": (5321, "training"),
-    "gradients and draws": (4177, "parallel rng"),
-    "processes": (2907, "distributed"),
-    "state and monitoring": (3372, "checkpoint monitoring"),
-    "models and their use": (1730, "models inference cli errors randomness __init__ __main__"),
+    "training": (5336, "training"),
+    "gradients and draws": (4162, "parallel rng"),
+    "processes": (2904, "distributed"),
+    "state and monitoring": (3359, "checkpoint monitoring"),
+    "models and their use": (1723, "models inference cli errors randomness __init__ __main__"),
     "audit": (4499, "commands/audit"),
     "reproduce": (2295, "commands/reproduce"),
     "measuring": (
         1496,
         "commands/compare commands/tune commands/sweep commands/lr_find commands/forecast commands/measuring",
     ),
-    "verify, chaos": (1204, "commands/verify commands/chaos"),
+    "verify, chaos": (1182, "commands/verify commands/chaos"),
     "looking at runs": (1264, "commands/report commands/runs commands/watch commands/diff"),
     "machines": (1097, "commands/doctor commands/launch_script"),
     "everyday commands": (1468, "commands"),  # all others
 }
-MAX_LINES, MAX_FILES = 37_584, 260
+MAX_LINES, MAX_FILES = 37_539, 260
 
 
 def module_name(path: Path) -> str:

@@ -330,6 +330,34 @@ class Lstm(Odd):
         return self.lstm(x[..., None])[0][..., 0]
 
 
+@case("it follows the samples of one process", "table.weight", what="state")
+class Renormed(Net):
+    """The rows of a table that samples ask for are written anew, to the same effect if they are asked for again."""
+
+    def begin(self) -> None:
+        self.table = nn.Embedding(64, HIDDEN, max_norm=0.5)
+
+    def middle(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.second(x)) + self.table((x.sum(1) * 97).long().abs() % 64)
+
+
+@case("the model: what it computes for a sample", "at step 0 ")
+class EveryFifth(Net):
+    """Regularised on steps 0, 5, 10, ..., of which the first alone is one that is checked; in float32."""
+
+    def begin(self) -> None:
+        self.number = 0
+        self.double = self.float  # type: ignore[method-assign]
+
+    def middle(self, x: Tensor) -> Tensor:
+        y = torch.tanh(self.second(x))
+        self.number += self.training
+        return y - y.mean(0) if self.number % 5 == 1 else y
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.float())
+
+
 class Synced(Net):
     """torch's own layer, which asks the other ranks where there are any."""
 
@@ -638,6 +666,29 @@ def test_what_some_shares_leave_out_is_refused_on_any_number_of_processes(
         *run_ranks(refused, 2, 12, make, accumulate, law=True),
     } - {""}
     assert said.startswith(sentence)
+
+
+def hard_half(outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """The mean over the half with the largest losses, whose value parts hardly move, unlike their gradients."""
+    losses = F.cross_entropy(outputs, labels, reduction="none")
+    hard = losses.topk(max(1, len(losses) // 2)).values
+    return hard.sum(), hard.new_tensor(len(hard))
+
+
+def noised(outputs: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy(outputs + torch.from_numpy(np.random.rand(*outputs.shape)), labels)
+
+
+@pytest.mark.parametrize(
+    ("loss", "cause"),
+    [
+        (hard_half, "the loss: that of a batch is not the mean over its samples'"),
+        (noised, "the loss: it draws from numpy's generator by a function whose draws are not keyed by sample"),
+    ],
+)
+def test_a_loss_that_differs_is_named_by_its_slopes_and_draws(loss: Any, cause: str) -> None:
+    (what, _, said, _), *_ = found(World.single(), Net, loss)
+    assert (what, said) == ("gradient", cause)
 
 
 def by_the_clock(optimizer: Any, args: Any, kwargs: Any) -> None:

@@ -1,8 +1,8 @@
 """Where and why a part of a batch gives something else than the whole: small experiments on one process.
 
 Some samples of the step pass whole and in two parts, with every module's outputs noted. The first module whose outputs
-part although its inputs don't is the place; which generators moved while it ran, the loss alone, and the same without
-backward hooks say why.
+part although its inputs don't is the place; which generators moved while it ran, the loss and its slopes alone, and the
+same without backward hooks say why.
 """
 
 import random
@@ -23,7 +23,7 @@ from lockstep.parallel.given_statistics import GivenStatistics
 from lockstep.parallel.hidden_state import HiddenState
 from lockstep.parallel.module_state import replaced
 from lockstep.rng.draws import current
-from lockstep.training.outcomes import UNREPEATED, Outcome, StepPasses, added
+from lockstep.training.outcomes import UNREPEATED, Outcome, StepPasses, added, following
 
 AGAIN = 8  # passes: what is decided by a coin comes to the same in one of two, and then another cause is named
 ELSEWHERE = "something else on another process: by rank or id, threads, environment or time"
@@ -53,10 +53,11 @@ def find_cause(check: StepPasses, batch: Batch, start: HiddenState) -> tuple[str
     for cut in cuts:
         parts = [_Experiment(check, batch, start, rows, whole.statistics) for rows in (slice(cut), slice(cut, None))]
         if call := _parting(check, whole, parts):
-            return call.name, _why(check, call)
+            return call.name or "the model", _why(check, call)
         gradients, loss = _apart(check, whole, parts)
-        if loss:
-            return "the loss", "that of a batch is not the mean over its samples'"
+        slopes = ((slope, [part.slopes.get(k, slope[:0]) for part in parts]) for k, slope in whole.slopes.items())
+        if loss or (gradients and any(_differs(check, slope, *others) for slope, others in slopes)):
+            return "the loss", _draws(whole.drew) or "that of a batch is not the mean over its samples'"
         if gradients:
             return _in_backward(check, batch, start, cut)
     return "", ""
@@ -92,12 +93,25 @@ class _Experiment:
     ) -> None:
         step, model, shard = check.step, check.bare, batch.shards[0]
         self.calls: list[Call] = []
+        self.slopes: dict[int, Tensor] = {}  # of the loss, by which of its inputs
+        self.drew: set[str] = set()  # as a call's, by the loss
         self.statistics = GivenStatistics(model) if statistics is None else statistics
         first, stop, _ = rows.indices(shard.size)
         part = replace(shard, rows=slice(shard.rows.start + first, shard.rows.start + stop))
+        loss = step.loss
+
+        def noting(outputs: Any, labels: Tensor) -> Any:
+            for k, leaf in enumerate(following(outputs, len(labels))):
+                leaf.register_hook(partial(self.slopes.__setitem__, k))  # type: ignore[no-untyped-call]
+            before = _generators()
+            value = loss(outputs, labels)
+            self.drew |= _moved(before)
+            return value
+
         start.restore()
         with ExitStack() as stack:
             stack.enter_context(check.by_itself())
+            stack.enter_context(replaced(step, loss=noting))
             for name, module in model.named_modules():
                 before: list[Any] = []
                 for handle in (
@@ -118,8 +132,12 @@ class _Experiment:
 
 def _note(calls: list[Call], name: str, before: list[Any], module: nn.Module, args: Any, output: Any) -> None:
     del module
-    now, then = _generators(), before.pop()
-    calls.append(Call(name, _copies(args), _copies(output), {key for key in now if now[key] != then[key]}))
+    calls.append(Call(name, _copies(args), _copies(output), _moved(before.pop())))
+
+
+def _moved(before: dict[str, Any]) -> set[str]:
+    """The generators that have moved since."""
+    return {key for key, state in _generators().items() if state != before[key]}
 
 
 def _generators() -> dict[str, Any]:
@@ -179,9 +197,13 @@ def _apart(check: StepPasses, whole: _Experiment, parts: Sequence[_Experiment]) 
     return float(size.max()) > 10 * check.limit, of_loss > 10 * check.limit
 
 
+def _draws(drew: set[str]) -> str:
+    return f"it draws from {', '.join(sorted(drew))} by a function whose draws are not keyed by sample" if drew else ""
+
+
 def _why(check: StepPasses, call: Call) -> str:
     if call.drew:
-        return f"it draws from {', '.join(sorted(call.drew))} by a function whose draws are not keyed by sample"
+        return _draws(call.drew)
     if "norm" in type(check.bare.get_submodule(call.name)).__name__.lower():
         return "it takes statistics over the samples that pass together"
     return "what it computes for a sample depends on which others pass with it"

@@ -27,7 +27,7 @@ from lockstep.parallel.data_parallel import driven, is_compiled
 from lockstep.parallel.determinism import NoCollectives
 from lockstep.parallel.fsdp import local
 from lockstep.parallel.hidden_state import LENGTH, HiddenState, differing, is_of_the_process
-from lockstep.parallel.module_state import replaced, unequal
+from lockstep.parallel.module_state import as_real, replaced, unequal
 from lockstep.parallel.parameter_hooks import ParameterHooks
 from lockstep.parallel.sync import GradientSync
 
@@ -64,6 +64,7 @@ class Finding:
     place: str  # the name of a parameter, buffer or attribute
     size: float  # the relative difference
     cause: str = ""
+    placed: bool = False  # by an experiment, in a module or the loss, and so no rounding
 
     @property
     def message(self) -> str:
@@ -281,6 +282,11 @@ class StepPasses:
         """Whether the next pass gives something else from one state than from the other, whose buffers are the same."""
         if held := [name for name in names if name in here.generators]:  # by luck the next draws may come to the same
             return [Finding(batch.step, "generator", held[0], math.inf, HELD)]
+        follows = "it follows the samples of one process, and nobody puts it together"
+        both = here.values.keys() & there.values.keys() & self.step.named.keys()
+        for name in [name for name in names if name in both][:1]:  # what is written again may come to the same
+            a, b = (as_real(state.values[name]).double() for state in (here, there))
+            return [Finding(batch.step, "state", name, float((a - b).norm() / a.norm().clamp(min=1e-300)), follows)]
         step = self.step
         i, shard = max(enumerate(batch.shards), key=lambda each: each[1].size)
         first = sum(each.size for each in batch.shards[:i])
@@ -302,8 +308,7 @@ class StepPasses:
             largest = max(largest, float(size.max()), loss)
         if largest <= self.limit * (1e-3 if self.repeatable else 1.0):
             return []
-        cause = "it follows the samples of one process, and nobody puts it together"
-        return [Finding(batch.step, "state", names[0].removeprefix(LENGTH), largest, cause)]
+        return [Finding(batch.step, "state", names[0].removeprefix(LENGTH), largest, follows)]
 
 
 def norms_of(gradients: Sequence[Tensor | None]) -> Tensor:
@@ -329,6 +334,7 @@ def added(some: Sequence[Tensor | None], more: Sequence[Tensor | None]) -> list[
 
 
 def _norm(gradient: Tensor) -> float:
+    gradient = gradient.detach()
     gradient = gradient.coalesce().values() if gradient.is_sparse else gradient
     return float(torch.linalg.vector_norm(gradient, dtype=torch.complex128 if gradient.is_complex() else torch.float64))
 

@@ -171,7 +171,8 @@ class SelfCheck(StepPasses):
         kept = {**vars(step.sync)}, {**vars(step.host_generators)}, step.draws
         try:
             findings = [*self._drawn(batch), *self._findings(batch, actual)]
-            findings = [self._explained(each, batch) for each in findings if self._is_news(each)]
+            findings = [self._explained(each, batch) for each in findings if each.what not in self._reported]
+            findings = [each for each in findings if self._is_news(each)]
         finally:
             vars(step.sync).update(kept[0])
             vars(step.host_generators).update(kept[1])
@@ -234,13 +235,14 @@ class SelfCheck(StepPasses):
         return [Finding(batch.step, "gradient" if name else "loss", name, math.inf) for name in names]
 
     def _is_news(self, finding: Finding) -> bool:
-        """Whether it is beyond doubt, or has been seen before, and was not reported yet."""
+        """Whether it is beyond doubt, or has been seen before."""
         seen = finding.what, finding.place  # a unit that rounding turns off is in another layer each time
-        if seen not in self._seen and finding.what in ("gradient", "loss", "buffer") and finding.size <= self.sure:
-            self._seen.add(seen)
-            self._again = True
-            return False
-        return finding.what not in self._reported
+        sure = finding.placed or finding.size > self.sure or finding.what not in ("gradient", "loss", "buffer")
+        if sure or seen in self._seen:
+            return True
+        self._seen.add(seen)
+        self._again = True
+        return False
 
     def _explained(self, finding: Finding, batch: Batch) -> Finding:
         """The finding with its cause, as far as experiments on rank 0 tell. All ranks call it together."""
@@ -256,7 +258,7 @@ class SelfCheck(StepPasses):
         cause = cause or self._of_ranks(batch, ranges)
         if place and (module := dict(self.bare.named_modules()).get(place)) is not None:
             place += " (batch norm)" if module in batch_norms(self.bare) else f" ({type(module).__name__})"
-        return replace(finding, cause=f"{place}: {cause}" if place and cause else cause)
+        return replace(finding, cause=f"{place}: {cause}" if place else cause, placed=bool(place))
 
     def _of_ranks(self, batch: Batch, ranges: list[list[tuple[int, int]]]) -> str:
         """Whether rank 0's samples give something else on another rank, and why. All ranks call it together.
