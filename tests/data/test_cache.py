@@ -139,7 +139,8 @@ def test_what_is_left_out_of_either_set_is_said_at_the_start(photos: Path, tmp_p
     config = replace(asked(photos, skip_broken=True), epochs=1, model=ModelConfig(model="digits_net"))
     (tmp_path / "run/weights").mkdir(parents=True)
     train(config, SINGLE, tmp_path / "run")
-    said = [note for note in read(tmp_path / "run/journal.jsonl")[0]["notes"] if "--skip-broken" in note]
+    start: Any = read(tmp_path / "run/journal.jsonl")[0]
+    said = [note for note in start["notes"] if "--skip-broken" in note]
     assert [note.rpartition(": ")[0] for note in said] == [
         f"note: --skip-broken leaves out {count} pictures of {photos}/{part}"
         for count, part in (("2 of 36", "train"), ("1 of 8", "val"))

@@ -268,3 +268,25 @@ def test_what_no_state_dict_holds_is_carried(tmp_path: Path) -> None:
     alone(trained, config, stopped)
     end, other = (read(Path(folder, "journal.jsonl"))[-1] for folder in (straight, stopped))
     assert end["weights_sha256"] == other["weights_sha256"]
+
+
+class Grows(Keeps):
+    """A list that grows, which no checkpoint holds, beside what one does."""
+
+    def __init__(self, in_channels: int, num_classes: int) -> None:
+        super().__init__(in_channels, num_classes)
+        self.seen: list[float | Tensor | object] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.seen += [0.5, torch.ones(2), self]
+        return super().forward(x)
+
+
+def test_a_run_with_a_list_that_grows_is_resumed_without_it(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    model = ModelConfig(model=f"{__name__}:Grows")
+    config = dataclasses.replace(PLAIN, accumulate=1, model=model)
+    for stop_at in (7, 0):
+        alone(trained, config, str(tmp_path), stop_at)
+        assert "no checkpoint holds the length of seen, which training moves" in capfd.readouterr().out
+    assert end_of(tmp_path)["status"] == "completed"

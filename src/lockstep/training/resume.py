@@ -87,15 +87,17 @@ def lost_line(names: list[str]) -> str:
 def carried(run: Run) -> tuple[dict[str, Any], list[str]]:
     """What has moved since the start and is in no state_dict, for a checkpoint's JSON; and what can't go there."""
     now, own = run.hidden(), run.model.state_dict().keys()
+    moved = [name for name in differing(run.began, now) if name not in own]
+    grown = [name for name in moved if name.startswith(LENGTH)]  # a list of another length stays behind as a whole
+    theirs = (*grown, *(f"{name.removeprefix(LENGTH)}[" for name in grown))
     found, lost = dict[str, Any](), list[str]()
-    for name in differing(run.began, now):
+    for name in moved:
         value = packed(now.values[name]) if name in now.values else None
-        if name not in own and value is not None:
-            found[name] = value
-        elif name not in own and not name.startswith(LENGTH):
+        if value is None:
             lost.append(name)
-    lost += [name for name in differing(run.began, now) if name.startswith(LENGTH)]
-    return found, lost
+        elif not name.startswith(theirs):
+            found[name] = value
+    return found, [*lost, *grown]
 
 
 def hand_over(run: Run, saved: dict[str, Any]) -> None:
