@@ -142,6 +142,7 @@ def test_labels_may_be_names_in_json_and_classes_a_file(tmp_path: Path) -> None:
         f"names:classes={tmp_path}/order.txt", tmp_path
     )
     assert "has 2 classes, and a label is 2" in refusal(f"numbers:classes={tmp_path}/order.txt", tmp_path)
+    assert "unknown option of shards: 'clases'" in refusal("nowhere:clases=order.txt", tmp_path)  # before it looks
     # a field of another name
     shard = tmp_path / "fields/train-0.tar"
     shard.parent.mkdir()
@@ -385,7 +386,7 @@ def test_parquet_files_are_refused_with_the_way_to_read_them(tmp_path: Path) -> 
     (tmp_path / "files/1.parquet").write_bytes(b"PAR1")
     with serving(tmp_path) as store:
         for name in (
-            *("files", "hub", "parts", "files/train-0.parquet", "files/{0..3}.parquet", "files/*", "files:image=x"),
+            *("files", "hub", "parts", "files/train-0.parquet", "files/{0..3}.parquet", "files/*"),
             *(f"{store.address}/{each}" for each in ("files", "hub/", "parts", "files/train-*.parquet", "files/t*")),
             *("s3://bucket/train-*.parquet", f"{write_set(tmp_path / 'tars')}/train-*.tar:val=files"),
         ):
@@ -393,6 +394,7 @@ def test_parquet_files_are_refused_with_the_way_to_read_them(tmp_path: Path) -> 
             assert ".parquet is a Parquet file, and shards: reads tar files\n" in message, name
             assert message.endswith("--dataset hf:FOLDER reads Parquet files, from a folder of this machine."), name
             assert len(message.splitlines()) == 2, name
+    assert "--dataset hf:FOLDER" in refusal("files:image=x", tmp_path)  # one of hf:'s options
     with pytest.raises(UserError, match="--dataset hf:FOLDER"):
         main([str(tmp_path / "files")])
     # a table beside tar files is no shard

@@ -257,10 +257,10 @@ def find_parts(dataset: str, data_dir: Path) -> tuple[dict[str, ShardList], dict
     options = dict(each.split("=", 1) for each in rest)
     if not url:
         raise UserError(f"--dataset {dataset} names nothing", "As shards:FOLDER or 'shards:URL/train-{000..099}.tar'.")
+    if strange := [key for key in options if key not in OPTIONS]:
+        raise unknown("option of shards:", strange[0], OPTIONS, "Parquet files are read by --dataset hf:FOLDER.")
     label = options.get("label", "")
     parts = _parts(url, data_dir, label)
-    if strange := [key for key in options if key not in OPTIONS]:
-        raise unknown("option of shards:", strange[0], OPTIONS)
     if "val" in options:
         others = _parts(options["val"], data_dir, label)
         parts = {"train": parts.get("train", next(iter(parts.values())))}
