@@ -17,10 +17,10 @@ each R times, B / R positions apart so that neighbours, which mixup takes for pa
 
 import hashlib
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -42,28 +42,33 @@ def permute(positions: np.ndarray, n: int, key: int) -> np.ndarray:
     """Where a keyed permutation of range(n), n below 2**62, sends `positions`, int64 [b] in [0, n). `key`: 64 bits."""
     a = math.isqrt(n - 1) + 1
     a += a % 2  # rotating digits of odd bases makes even permutations alone: one base is even
-    b = -(-n // a)
+    bases = np.uint64(a), np.uint64(-(-n // a))
     rounds = _ROUNDS_SMALL if n < _SMALL else _ROUNDS
-    out = _network(positions.astype(np.uint64), a, b, key, rounds)
+
+    def noise(number: int, digit: np.ndarray) -> np.ndarray:
+        return bits_np(key + number, digit)
+
+    out = _network(positions.astype(np.uint64), *bases, rounds, noise)
     while (over := np.flatnonzero(out >= n)).size:
-        out[over] = _network(out[over], a, b, key, rounds)
+        out[over] = _network(out[over], *bases, rounds, noise)
     return out.astype(np.int64)
 
 
-def _network(x: np.ndarray, a: int, b: int, key: int, rounds: int) -> np.ndarray:
-    left, right = np.divmod(x, np.uint64(b))
-    for round_ in range(rounds):
-        if round_ % 2 == 0:
-            left = _add(left, bits_np(key + round_, right), a)
+def _network(x: np.ndarray, a: Any, b: Any, rounds: int, noise: Callable[[int, np.ndarray], np.ndarray]) -> np.ndarray:
+    """`a` and `b`, uint64: the digits' bases, of all or of each; `noise`: 64 bits of a round for each digit."""
+    left, right = np.divmod(x, b)
+    for number in range(rounds):
+        if number % 2 == 0:
+            left = _add(left, noise(number, right), a)
         else:
-            right = _add(right, bits_np(key + round_, left), b)
-    return np.asarray(left * np.uint64(b) + right)
+            right = _add(right, noise(number, left), b)
+    return np.asarray(left * b + right)
 
 
-def _add(digit: np.ndarray, noise: np.ndarray, base: int) -> np.ndarray:
+def _add(digit: np.ndarray, noise: np.ndarray, base: Any) -> np.ndarray:
     # multiply-shift instead of a 64-bit modulo, which numpy does one slow division at a time
-    total: np.ndarray = digit + (((noise >> np.uint64(32)) * np.uint64(base)) >> np.uint64(32))
-    return total - np.where(total >= base, np.uint64(base), np.uint64(0))
+    total: np.ndarray = digit + (((noise >> np.uint64(32)) * base) >> np.uint64(32))
+    return np.asarray(np.minimum(total, total - base))  # what falls below 0 comes round as a huge number
 
 
 class Order:
@@ -283,26 +288,15 @@ def permute_each(positions: Ids, n: Ids, keys: np.ndarray) -> Ids:
     b = (n.astype(np.uint64) + a - np.uint64(1)) // a
     out = positions.astype(np.uint64)
     over = np.arange(len(out))
+
+    def noise(number: int, digit: np.ndarray) -> np.ndarray:
+        # a key of its own for each round and position; the digit is what is hashed
+        return bits_np(0, bits_np(0, keys[over] + np.uint64(number)) ^ digit)
+
     while over.size:
-        out[over] = _network_each(out[over], a[over], b[over], keys[over])
+        out[over] = _network(out[over], a[over], b[over], _ROUNDS_SMALL, noise)  # classes may be small
         over = over[out[over] >= n[over].astype(np.uint64)]
     return out.astype(np.int64)
-
-
-def _network_each(x: np.ndarray, a: np.ndarray, b: np.ndarray, keys: np.ndarray) -> np.ndarray:
-    left, right = np.divmod(x, b)
-    for number in range(_ROUNDS_SMALL):  # classes may be small
-        # a key of its own for each round and position; the digit is what is hashed
-        key = keys + np.uint64(number)
-        if number % 2 == 0:
-            left = (left + _scaled(bits_np(0, bits_np(0, key) ^ right), a)) % a
-        else:
-            right = (right + _scaled(bits_np(0, bits_np(0, key) ^ left), b)) % b
-    return np.asarray(left * b + right)
-
-
-def _scaled(noise: np.ndarray, base: np.ndarray) -> np.ndarray:
-    return np.asarray(((noise >> np.uint64(32)) * base) >> np.uint64(32))
 
 
 def labels_of(images: ImageSet, flag: str) -> Ids:
