@@ -44,8 +44,9 @@ def require_same(
         return
     everyone = world.gather(_contents(sets, seed, world.local_rank, steady))
     if world.size == 1 and again is not None:
+        task = partial(_make, again, seed, [*steady], torch.get_default_dtype())
         try:
-            everyone += [_made_apart(again, seed, steady)]
+            everyone.append(loader_workers.result(loader_workers.begin(task)))
         except EOFError:  # as where there is memory for one of the two
             warnings.warn("the data set was not compared: the process that made it again was killed", stacklevel=2)
     for number, each in enumerate(sets):
@@ -71,16 +72,10 @@ def _contents(sets: Sequence[ImageSet], seed: int, local_rank: int, steady: Sequ
         ]
 
 
-def _made_apart(make: Callable[[], Sequence[ImageSet]], seed: int, steady: Sequence[bool]) -> list[list[Any]]:
-    """The contents of sets that another process makes."""
-    task = partial(_make, make, seed, [*steady], torch.get_default_dtype())
-    found: list[list[Any]] = loader_workers.result(loader_workers.begin(task))
-    return found
-
-
 def _make(
     make: Callable[[], Sequence[ImageSet]], seed: int, steady: Sequence[bool], dtype: torch.dtype
 ) -> list[list[Any]]:
+    """The contents of sets that another process makes."""
     torch.set_default_dtype(dtype)  # a script may have set it after the parent of this process was forked
     with pretended_rank(1, 2):
         return _contents(make(), seed, 0, steady)
