@@ -177,9 +177,8 @@ def list_files(url: str) -> list[str]:
         return sorted(str(path) for path in Path(url).iterdir()) if Path(url).is_dir() else []
     protocol = url.partition("://")[0]
     method = "glob" if glob.has_magic(url) else "ls"
-    kwargs = {} if method == "glob" else {"detail": False}
     try:
-        found = persist("its list", url, lambda: _call(url, method, url, **kwargs))
+        found = persist("its list", url, lambda: _call(url, method, url, detail=False))
     except UserError as error:
         if isinstance(error.__cause__, FileNotFoundError):
             return []

@@ -336,20 +336,17 @@ def _listed(files: list[str], label: str) -> ShardList:
     return ShardList(base, tuple(file.removeprefix(base) for file in files), label)
 
 
-def _text(place: str) -> str:
-    try:
-        return read_range(place, 0, stat(place)[0]).decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise refused(f"{place} can't be read: {error}", "Name a text file in UTF-8.") from error
-
-
 def _classes(file: str, shards: ShardList, index: Index) -> tuple[str, ...]:
     """The classes' names: those of a file, one a line; else the labels themselves."""
     count = int(index.arrays["labels"].max()) + 1
     if not file:
         return index.label_names or tuple(map(str, range(count)))
     place = file if is_url(file) or Path(file).is_file() else shards.base + file
-    names = tuple(class_name(line.strip()) for line in _text(place).splitlines() if line.strip())
+    try:
+        text = read_range(place, 0, stat(place)[0]).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise refused(f"{place} can't be read: {error}", "Name a text file in UTF-8.") from error
+    names = tuple(class_name(line.strip()) for line in text.splitlines() if line.strip())
     if len(set(names)) < len(names):
         raise refused(f"{place} has a class twice", "One line for each class, in the order of the labels.")
     if not index.label_names and count > len(names):
