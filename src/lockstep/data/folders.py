@@ -8,7 +8,7 @@ import os
 import re
 import shlex
 from collections import Counter
-from collections.abc import Collection, Container, Iterator
+from collections.abc import Container, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -54,10 +54,39 @@ class Layout:
     others: tuple[str, ...]  # folders of the root that are neither splits nor classes
 
     def scan(self, split: str, follow_links: bool, may_lack: bool = False) -> PictureSet:
-        """The pictures of a split."""
-        folder = self.splits[split]
-        inside = (*self.others, *(path.name for path in self.splits.values())) if folder == self.root else ()
-        return scan(folder, follow_links, may_lack, inside)
+        """The images of a split's class folders, in the order of classes and paths, however the disk lists them.
+
+        Folders whose names are the same text in other normal forms of Unicode are one class. `may_lack`: a class may be
+        without an image.
+        """
+        root = self.splits[split]
+        no_classes = (*self.others, *(path.name for path in self.splits.values())) if root == self.root else ()
+        inside = "" if follow_links else os.path.realpath(root)
+        top, classes = (os.path.realpath(root),), dict[str, list[str]]()
+        for name in _folders(root, of_classes=True):
+            if name not in no_classes:
+                classes.setdefault(class_name(name), []).append(name)
+        if not classes:
+            raise refused(f"{root} holds no class folders", _LAYOUT)
+        left = Counter(filter(None, map(_beside_classes, os.scandir(root))))
+        found: list[bytes] = []
+        labels: list[int] = []
+        for label, (_, folders) in enumerate(sorted(classes.items())):
+            files = []
+            for folder in folders:
+                _require_inside(root / folder, inside)
+                files += [f"{folder}/{file}" for file in _images(root / folder, "", inside, top, left)]
+            if not files and not may_lack:
+                remedy = f"Put images there ({', '.join(EXTENSIONS)}), or remove the folder from every split."
+                raise refused(f"the class folder {root / folders[0]} holds no image", remedy)
+            found += map(os.fsencode, sorted(files))
+            labels += [label] * len(files)
+        if not found:
+            raise refused(f"{root} holds no image", f"Images end in {', '.join(EXTENSIONS)}.")
+        left_out = ", ".join(f"{count:,} {kind}" for kind, count in left.most_common(5))
+        left_out += f" and {len(left) - 5} more kinds" if len(left) > 5 else ""
+        source = Files(root, found)
+        return PictureSet(source.name, tuple(sorted(classes)), np.array(labels, np.int64), source, left_out=left_out)
 
     def note(self, *used: str) -> tuple[str, ...]:
         """The rule's outcome in one line; none where it is train/ and val/ alone, or classes alone."""
@@ -141,40 +170,6 @@ def load_part(root: Path, follow_links: bool) -> PictureSet:
     """The pictures to evaluate on: those to validate on, else those of the test, else any."""
     found = layout(root)
     return found.scan(next(each for each in ("val", "test", "train") if each in found.splits), follow_links, True)
-
-
-def scan(root: Path, follow_links: bool, may_lack: bool, others: Collection[str]) -> PictureSet:
-    """The images of the class folders below a folder, in the order of classes and paths, however the disk lists them.
-
-    Folders whose names are the same text in other normal forms of Unicode are one class. `may_lack`: a class may be
-    without an image; `others`: folders that are no classes.
-    """
-    inside = "" if follow_links else os.path.realpath(root)
-    top, classes = (os.path.realpath(root),), dict[str, list[str]]()
-    for name in _folders(root, of_classes=True):
-        if name not in others:
-            classes.setdefault(class_name(name), []).append(name)
-    if not classes:
-        raise refused(f"{root} holds no class folders", _LAYOUT)
-    left = Counter(filter(None, map(_beside_classes, os.scandir(root))))
-    found: list[bytes] = []
-    labels: list[int] = []
-    for label, (_, folders) in enumerate(sorted(classes.items())):
-        files = []
-        for folder in folders:
-            _require_inside(root / folder, inside)
-            files += [f"{folder}/{file}" for file in _images(root / folder, "", inside, top, left)]
-        if not files and not may_lack:
-            remedy = f"Put images there ({', '.join(EXTENSIONS)}), or remove the folder from every split."
-            raise refused(f"the class folder {root / folders[0]} holds no image", remedy)
-        found += map(os.fsencode, sorted(files))
-        labels += [label] * len(files)
-    if not found:
-        raise refused(f"{root} holds no image", f"Images end in {', '.join(EXTENSIONS)}.")
-    left_out = ", ".join(f"{count:,} {kind}" for kind, count in left.most_common(5))
-    left_out += f" and {len(left) - 5} more kinds" if len(left) > 5 else ""
-    source = Files(root, found)
-    return PictureSet(source.name, tuple(sorted(classes)), np.array(labels, np.int64), source, left_out=left_out)
 
 
 def image_files(folder: Path, follow_links: bool = False) -> list[str]:
