@@ -36,11 +36,7 @@ CONFLICTS = (
     ("an image has no other to be mixed with", "batch_size 1", "mixup / cutmix"),
     ("it changes nothing", "resized_crop False", "crop_scale / crop_ratio"),
     ("evaluation needs a size too, as --image-size 224", "train_size", "image_size 0"),
-    (
-        "that set has a validation part, or is code",
-        "val_fraction",
-        "dataset (?!folder$|table:|hf:|tv:|shards:).*",
-    ),
+    ("that set has a validation part, or is code", "val_fraction", "dataset (?!folder$|table:|hf:|tv:|shards:).*"),
     ("only shards are read in windows", "shuffle_window", "dataset (?!shards:).*"),
     ("it draws by class, from all shards", "shuffle_window", "balance"),
     ("nothing shrinks the pictures that it keeps; give --decode-size 256", "cache", "decode_size 0"),
@@ -64,11 +60,8 @@ def check(group: Any) -> None:
     for why, settings in _rules(cls):
         if all(_is_on(flag, form, values[flag.field]) for flag, form in settings):
             first, *others = (flag.shown(values[flag.field]) for flag, _ in settings)
-            raise Conflict(
-                f"{first} with {' and '.join(others)}: {why}",
-                "Leave one of them out.",
-                tuple(flag for flag, _ in settings),
-            )
+            theirs = tuple(flag for flag, _ in settings)
+            raise Conflict(f"{first} with {' and '.join(others)}: {why}", "Leave one of them out.", theirs)
 
 
 def _is_on(flag: Flag, form: str, value: Any) -> bool:
