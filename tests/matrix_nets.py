@@ -19,7 +19,7 @@ from lockstep.config import Config
 from lockstep.data.augment import Augment, Mixing, pairs
 from lockstep.data.image_sets import ImageSet
 from lockstep.data.order import Order, micro_batches
-from lockstep.data.transforms import transforms
+from lockstep.data.transforms import Transforms
 from lockstep.distributed.world import World
 from lockstep.rng.draws import Draws
 from lockstep.rng.generators import pass_seed
@@ -202,8 +202,8 @@ def by_hand(config: Config) -> ByHand:
 
 def _seen(config: Config, images: ImageSet, pixels: Tensor, ids: np.ndarray, epoch: int) -> Tensor:
     """A whole batch as it leaves the transforms, normalised."""
-    found = transforms(config.data.augment, config.seed, images.shape, images.mean)
-    shown = pixels if found is None else found(pixels, ids, epoch)
+    specs = config.data.augment
+    shown = Transforms(specs, config.seed, images.shape, images.mean)(pixels, ids, epoch) if specs else pixels
     return Augment(images.mean, images.std)(shown, torch.from_numpy(ids), None)
 
 

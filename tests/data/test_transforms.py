@@ -14,7 +14,7 @@ from torchvision.transforms import v2
 from lockstep.data import loaders as readers
 from lockstep.data.image_sets import ArraySet
 from lockstep.data.loaders import Samples
-from lockstep.data.transforms import Transforms, built, known, transforms, tried_transforms
+from lockstep.data.transforms import Transforms, built, known, tried_transforms
 from lockstep.errors import UserError
 
 MEAN = (0.5, 0.4, 0.3)
@@ -56,9 +56,7 @@ def pictures(count: int, shape: tuple[int, int, int] = (3, 12, 9)) -> Tensor:
 
 
 def made(*specs: str, shape: tuple[int, int, int] = (3, 12, 9), seed: int = 3) -> Transforms:
-    found = transforms(specs, seed, shape, MEAN[: shape[0]])
-    assert found is not None
-    return found
+    return Transforms(specs, seed, shape, MEAN[: shape[0]])
 
 
 @pytest.mark.parametrize("spec", SPECS)

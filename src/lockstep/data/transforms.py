@@ -10,7 +10,7 @@ import inspect
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, cast
 
@@ -124,16 +124,24 @@ class Step:
 
 @dataclass(frozen=True)
 class Transforms:
-    """The transforms of a run, in their order. Pickling keeps their names alone."""
+    """The transforms of a run, in their order. Pickling keeps their names alone. Raises UserError as `built` does."""
 
     specs: tuple[str, ...]  # as `--augment` takes them
     seed: int  # the run's
     shape: tuple[int, int, int]  # channels, height and width; what comes out in another size is put back to this one
     mean: tuple[float, ...]  # of the set, per channel, of pixels in [0, 1]
-    steps: tuple[Step, ...] = ()
+    steps: tuple[Step, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        steps, before = [], Counter[str]()
+        for spec in self.specs:
+            word = spec if is_own(spec) else _key(spec.partition(":")[0])
+            steps.append(Step(spec, f"{word} {before[word]}", built(spec, self.shape, self.mean), is_own(spec)))
+            before[word] += 1
+        object.__setattr__(self, "steps", tuple(steps))
 
     def __reduce__(self) -> Any:
-        return transforms, (self.specs, self.seed, self.shape, self.mean)
+        return Transforms, (self.specs, self.seed, self.shape, self.mean)
 
     def __call__(self, images: Tensor, keys: Ids, epoch: int) -> Tensor:
         """images uint8 [b, C, H, W] on the CPU, which may be written to, and keys int64 [b] to uint8 [b, C, H, W].
@@ -170,25 +178,13 @@ class Transforms:
         return made
 
 
-def transforms(
-    specs: tuple[str, ...], seed: int, shape: tuple[int, int, int], mean: tuple[float, ...]
-) -> Transforms | None:
-    """The transforms that a run's `--augment` names; None where it names none. Raises UserError as `built` does."""
-    steps, before = [], Counter[str]()
-    for spec in specs:
-        word = spec if is_own(spec) else _key(spec.partition(":")[0])
-        steps.append(Step(spec, f"{word} {before[word]}", built(spec, shape, mean), is_own(spec)))
-        before[word] += 1
-    return Transforms(specs, seed, shape, mean, tuple(steps)) if steps else None
-
-
 def tried_transforms(specs: tuple[str, ...], seed: int, images: ImageSet) -> Transforms | None:
     """The transforms for a set, tried on its first picture, so that what can't work fails before the first step.
     Raises UserError also for a set of pictures that are no uint8.
     """
-    found = transforms(specs, seed, images.shape, images.mean)
-    if found is None:
+    if not specs:
         return None
+    found = Transforms(specs, seed, images.shape, images.mean)
     first = np.zeros(1, np.int64)
     pixels, _ = images.read(first, None)
     if pixels.dtype != torch.uint8:

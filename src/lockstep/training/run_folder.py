@@ -60,9 +60,9 @@ def check(config: Config) -> None:
     if ":" in config.optim.optimizer and not config.optim.optimizer.startswith(optimizers.PREFIX):
         load_object(config.optim.optimizer, "optimizer")
     if config.data.augment:
-        from lockstep.data.transforms import transforms  # imports torchvision, 1.5 s
+        from lockstep.data.transforms import Transforms  # imports torchvision, 1.5 s
 
-        transforms(config.data.augment, config.seed, (3, 224, 224), (0.5, 0.5, 0.5))
+        Transforms(config.data.augment, config.seed, (3, 224, 224), (0.5, 0.5, 0.5))
     loggers.check(config.execution.log)
     threads_each(config.execution.threads)
     if config.execution.strategy == "dp":
