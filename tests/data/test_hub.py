@@ -12,7 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
-from lockstep.data.cache import key_of
+from lockstep.data.cache import keep, key_of
 from lockstep.data.contents import duplicates
 from lockstep.distributed.world import World
 from lockstep.errors import UserError
@@ -38,6 +38,7 @@ def _checks() -> tuple[Callable[[Path], None], ...]:
         what_is_written_anew_is_no_longer_the_set_that_was_kept,
         parquet_files_and_class_folders_are_sets_too,
         columns_and_classes_are_found_by_type_or_named,
+        a_row_without_a_picture_is_named_or_left_out,
         what_can_not_be_used_says_why,
     )
 
@@ -153,6 +154,26 @@ def columns_and_classes_are_found_by_type_or_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="the columns kind and label could each be the label"):
         load("two", tmp_path, val_fraction=0.4)
     assert load("two:label=label", tmp_path, val_fraction=0.4)[0].classes == ("bee", "ant")
+
+
+def a_row_without_a_picture_is_named_or_left_out(tmp_path: Path) -> None:
+    """Also where the set is divided by what its pictures hold."""
+    whole = part(range(20))
+    rows: list[Any] = [{"bytes": encoded(number), "path": None} for number in range(20)]
+    rows[6] = rows[7] = None
+    made = datasets.Dataset.from_dict({"img": rows, "label": whole["label"]}, features=whole.features)
+    made.save_to_disk(tmp_path / "holes")
+    both = load("holes", tmp_path, val_fraction=0.3)
+    assert sum(map(len, both)) == 20
+    (images, sample), _ = [
+        (each, row) for each in both for row in range(len(each)) if each.source.key(row) in ("6", "7")
+    ]
+    with pytest.raises(UserError, match=r"hf:holes\[6\] .*cannot be read as an image: it is empty, 0 bytes"):
+        images.read(np.array([sample]))
+    with pytest.raises(UserError, match=r"2 picture.s. of hf:holes are empty files: hf:holes\[6\], hf:holes\[7\]"):
+        assert images.fingerprint
+    left = keep(both, str(tmp_path / "kept"), True, ALONE)
+    assert sum(map(len, left)) == 18
 
 
 def what_can_not_be_used_says_why(tmp_path: Path) -> None:

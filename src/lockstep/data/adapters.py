@@ -401,12 +401,10 @@ def _sizes(table: Any) -> Ids:
 
 
 def _fetched(table: Any, row: int) -> bytes:
-    """A picture of the table, or the file that it names."""
+    """A picture of the table, or the file that it names; nothing where the row has none, as of an empty file."""
     (held,) = table[row].values()
-    if held is None:
-        raise ValueError("the row has no picture")
-    content: bytes | None = held["bytes"]
-    return Path(held["path"]).read_bytes() if content is None else content
+    content, file = (held["bytes"], held["path"]) if held else (b"", "")
+    return Path(file).read_bytes() if content is None and file else content or b""
 
 
 # ---- torchvision's sets
