@@ -402,6 +402,25 @@ def test_parquet_files_are_refused_with_the_way_to_read_them(tmp_path: Path) -> 
     assert sets("tars", tmp_path)[0].source.shard_sizes.tolist() == [8, 9, 10, 8, 9]
 
 
+def test_a_compressed_shard_is_refused_by_name_and_not_passed_over(tmp_path: Path) -> None:
+    for folder, names in {
+        "some": ("0.tar", "1.tar", "2.tar.gz"), "all": ("0.TGZ",), "parts": ("train/0.tar", "val/0.tar.bz2"),
+        "hub/data": ("0.tar", "1.tar.xz"), "new": ("0.tar.zst",),
+    }.items():  # fmt: skip
+        for name in names:
+            write_shard(tmp_path / folder / name, [0, 1, 2])
+    for name, file in {
+        "some": "some/2.tar.gz", "some/2.tar.gz": "some/2.tar.gz", "some/{0..2}.tar.gz": "some/{0..2}.tar.gz",
+        "all": "all/0.TGZ", "parts": "parts/val/0.tar.bz2", "hub": "hub/data/1.tar.xz", "new": "new/0.tar.zst",
+        "parts/train:val=parts/val": "parts/val/0.tar.bz2",
+    }.items():  # fmt: skip
+        assert f"{file} is a compressed tar file" in refusal(name, tmp_path), name
+    write_shard(tmp_path / "upper/a.TAR", [0, 0, 0])
+    write_shard(tmp_path / "upper/b.tar", [0, 0, 0], 3)
+    assert sum(map(len, sets("upper", tmp_path))) == 6
+    assert sum(map(len, sets("upper/a.TAR", tmp_path))) == 3
+
+
 def test_patterns() -> None:
     assert expand_braces("a-{08..11}.tar") == ["a-08.tar", "a-09.tar", "a-10.tar", "a-11.tar"]
     assert expand_braces("{a,b}/{0..1}") == ["a/0", "a/1", "b/0", "b/1"]

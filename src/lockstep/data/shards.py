@@ -38,6 +38,7 @@ OPTIONS = ("val", "classes", "label")
 _BLOCK = 8 << 20  # bytes of a piece, where samples near each other are read soon after each other
 _AT_ONCE = 16  # reads under way in a process
 _SHOWN = 5
+_COMPRESSED = re.compile(r"\.(tar\.(gz|bz2|xz|zst)|tgz)\Z", re.IGNORECASE)
 
 
 class ShardSource:
@@ -281,11 +282,12 @@ def _parts(url: str, data_dir: Path, label: str) -> dict[str, ShardList]:
     """The shards behind a name, by split; those of a folder without splits are "train"."""
     require_no_secrets(url)
     _require_no_parquet([url])
+    _require_no_compressed([url])
     url = url.removeprefix("file://")
     places = [url] if is_url(url) else [str(named(url).absolute()), str(data_dir.absolute() / url)]
     for place in places:
         found: dict[str, list[str]] = {}
-        if place.endswith(".tar") or "{" in place or "*" in place:
+        if place.lower().endswith(".tar") or "{" in place or "*" in place:
             each = expand_braces(place)
             found["train"] = [file for one in each for file in (list_files(one) if "*" in one else [one])]
             if not is_url(place) and (gone := [file for file in found["train"] if not Path(file).is_file()]):
@@ -307,6 +309,13 @@ def _require_no_parquet(files: Iterable[str]) -> None:
         raise refused(what, "--dataset hf:FOLDER reads Parquet files, from a folder of this machine.")
 
 
+def _require_no_compressed(files: Iterable[str]) -> None:
+    """Raise UserError where one of them is a compressed tar file, by its name: it would be passed over unsaid."""
+    if file := next(filter(_COMPRESSED.search, files), ""):
+        what = f"{file} is a compressed tar file, of which no part can be read alone"
+        raise refused(what, "Unpack it to a plain .tar, or take it out of the folder.")
+
+
 def _of_folder(folder: str) -> dict[str, list[str]]:
     """The shards of a folder: in its folders train, val and test, or beside each other by their names."""
     files: list[tuple[str, str]] = []  # each with its split
@@ -316,9 +325,10 @@ def _of_folder(folder: str) -> dict[str, list[str]]:
             files += [(split, each) for each in list_files(entry)]
         else:
             files.append((next(filter(None, map(split_of, re.split(r"[-_.]", name))), ""), entry))
+    _require_no_compressed(file for _, file in files)
     found: dict[str, list[str]] = {}
     for split, file in files:
-        if file.endswith(".tar"):
+        if file.lower().endswith(".tar"):
             found.setdefault(split, []).append(file)
     if not found:
         _require_no_parquet(file for _, file in files)
