@@ -107,6 +107,15 @@ def a_saved_set_reads_as_its_pictures_in_a_folder(tmp_path: Path) -> None:
     divided = load("tested", tmp_path, val_fraction=0.3)
     assert sum(map(len, divided)) == 10
     assert divided[0].notes[0] == "hf:tested: to train on its part train; left for the end: test"
+    for name in ("test", "validation"):
+        datasets.DatasetDict({name: part(range(20))}).save_to_disk(tmp_path / f"only {name}")
+        with pytest.raises(UserError, match=r"(?s)has no part to train on: all of it is .*train=PART"):
+            load(f"only {name}", tmp_path)
+        with pytest.raises(UserError, match="has no part to train on"):
+            load(f"only {name}:val={name}", tmp_path)
+        assert sum(map(len, load(f"only {name}:train={name}", tmp_path))) == 20
+    datasets.DatasetDict({"photos": part(range(20))}).save_to_disk(tmp_path / "other")
+    assert sum(map(len, load("other", tmp_path))) == 20
     assert duplicates(train, val, "auto", ALONE) == []
     twins = load("saved:val=train", tmp_path)
     assert duplicates(*twins, "auto", ALONE)[0].startswith("note: 10 of 10 images to validate on are among")

@@ -32,7 +32,7 @@ from lockstep.data.order import Order, Windows
 from lockstep.data.remote import PieceCache, expand_braces
 from lockstep.data.shard_index import Index, build, open_index
 from lockstep.data.shards import ShardSet, find_parts
-from lockstep.data.sources import load
+from lockstep.data.sources import load, to_evaluate
 from lockstep.distributed.world import World
 from lockstep.errors import UserError
 from lockstep.training.control import Agreement, Control
@@ -169,6 +169,16 @@ def test_a_part_is_held_out_by_what_pictures_hold(tmp_path: Path) -> None:
     assert {key.rpartition("/")[2] for key, _ in keys(other)} == {key.rpartition("/")[2] for key, _ in keys(val)}
     assert same(val, pickle.loads(pickle.dumps(val)))
     assert "val-fraction" in refusal(str(write_set(tmp_path / "both")), tmp_path, val_fraction=0.3)
+
+
+def test_a_lone_part_that_is_not_to_train_on_is_evaluated_and_not_trained_on(tmp_path: Path) -> None:
+    for split in ("val", "test"):
+        write_shard(tmp_path / split / f"set-{split}-0.tar", [0, 1, 2] * 4)
+        said = refusal(split, tmp_path)
+        assert f"shards:{split} has no part to train on: all of it is {split}\n" in said
+        assert "by a pattern" in said
+        assert sum(map(len, sets(f"{split}/*.tar", tmp_path))) == 12
+        assert len(to_evaluate(f"shards:{split}", str(tmp_path), 8, False, ALONE)) == 12
 
 
 def test_a_shard_that_changed_is_refused_by_name_and_indexed_again(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from lockstep.config import Config, DataConfig, Execution, ModelConfig
 from lockstep.data.adapters import load_adapted, read_rows
-from lockstep.data.sources import load
+from lockstep.data.sources import load, to_evaluate
 from lockstep.distributed.world import World
 from lockstep.errors import UserError, shown
 from tests.data.formats import Pair, folder_sets, picture_sets, write_folders
@@ -108,6 +108,18 @@ def test_what_is_validated_on(tmp_path: Path) -> None:
     where = f"table:{tmp_path}/list.csv"
     assert train.notes == (f"{where}: to train on its part train, to validate on val; left for the end: test",)
     assert len(val) == 2
+
+
+@pytest.mark.parametrize("split", ["val", "test"])
+def test_a_lone_part_that_is_not_to_train_on_is_evaluated_and_not_trained_on(tmp_path: Path, split: str) -> None:
+    write(tmp_path, pictures(3))
+    file = listed(tmp_path, [(path, label, split) for path, label, _ in ROWS])
+    with pytest.raises(UserError, match=f"list.csv has no part to train on: all of it is {split}\n  Give rows"):
+        sets(file)
+    with pytest.raises(UserError, match=r"no part to train on among val, test\n  Give rows"):
+        sets(listed(tmp_path, [*((path, label, "val") for path, label, _ in ROWS), ("ant/2.png", "ant", "test")]))
+    file = listed(tmp_path, [(path, label, split) for path, label, _ in ROWS])
+    assert len(to_evaluate(str(file), "", 8, False, ALONE)) == len(ROWS)
 
 
 HOSTILE: dict[str, tuple[bytes, str]] = {

@@ -27,6 +27,11 @@ from lockstep.distributed.files import named
 from lockstep.distributed.world import World
 from lockstep.errors import PeerError, reason, refusal, shown, unknown
 
+TO_TRAIN_ON = {  # what to do where no part is
+    "table": "Give rows to train on the split train, or leave out its column of splits.",
+    "hf": "Say which: train=PART,val=PART behind its name.",
+    "shards": "If all are meant, name them by a pattern, as 'FOLDER/*.tar'.",
+}
 Sets = tuple[PictureSet, PictureSet | None]  # to train on, and to validate on where the source has such a part
 _COLUMNS = {
     "path": ("path", "file", "image", "filename", "file_name", "filepath", "image_path"),
@@ -125,7 +130,7 @@ def _parts(
     found = {split: part for part in reversed(parts) if (split := split_of(part))}
     train = options.get("train") or found.get("train") or (parts[0] if len(parts) == 1 else "")
     if not train:
-        raise refused(f"{name} has no part to train on among {have}", f"Say which: {name}:train=PART,val=PART.")
+        raise refused(f"{name} has no part to train on among {have}", TO_TRAIN_ON[kind_of(name)])
     others = {split: part for split, part in found.items() if part != train}
     val = options.get("val") or others.get(held_split(others, val_fraction), "")
     return train, val, _used(name, train, val, sorted(set(parts) - {train, val}))
@@ -185,7 +190,7 @@ def _table(data: DataConfig, data_dir: Path) -> Sets:
         PictureSet(str(file), classes, *_sorted(file.parent, part), label_sets=sets)
         for part in (entries[:cut], entries[cut:])
     ]
-    return replace(made[0], notes=notes), made[1] if val else None
+    return replace(made[0], notes=notes, split=first), made[1] if val else None
 
 
 def _sorted(root: Path, entries: Sequence[tuple[int, str]]) -> tuple[Ids, Files]:
@@ -350,7 +355,7 @@ def _hub(data: DataConfig, data_dir: Path, world: World) -> Sets:
     first, second, notes = _parts(f"hf:{name}", [*parts], options, data.val_fraction)
     train = _hub_set(f"hf:{name}", parts[first], options)
     val = _hub_set(f"hf:{name}", parts[second], options, train.classes) if second else None
-    return replace(train, notes=notes), val
+    return replace(train, notes=notes, split="" if "train" in options else split_of(first)), val
 
 
 def _hub_set(name: str, part: Any, options: dict[str, str], known: tuple[str, ...] = ()) -> PictureSet:

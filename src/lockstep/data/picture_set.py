@@ -113,6 +113,7 @@ class PictureSet:
     cache: Any = None  # a cache.Cache of the pictures as they were decoded,
     rows: Ids | None = None  # int64 [n]: and there each sample's picture, if not the one of its number
     label_sets: Array | None = None  # bool [sets, classes] where a picture has several: see image_sets.py
+    split: str = ""  # train, val or test, where the source has called it so, and nobody has chosen it by its name
     notes: tuple[str, ...] = ()  # what else a reader of the run's first lines should know of the set
 
     def __len__(self) -> int:

@@ -221,7 +221,7 @@ def load_shards(data: DataConfig, data_dir: Path, world: World) -> tuple[ShardSe
     train.classes = _places(names, classes, parts[first]) if names and names != classes else None
     notes = [f"note: {each} is left alone" for each in left]
     name, window = f"shards:{shown(parts[first].title)}", data.shuffle_window
-    made = ShardSet(name, classes, train.labels, train, notes=tuple(notes), window=window)
+    made = ShardSet(name, classes, train.labels, train, split=first, notes=tuple(notes), window=window)
     if not second:
         return made, None
     val = _indexed(parts[second], _BLOCK, world)

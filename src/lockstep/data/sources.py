@@ -9,7 +9,7 @@ from typing import Any
 from lockstep.config import DataConfig
 from lockstep.config.data import is_code, kind_of
 from lockstep.config.objects import load_object
-from lockstep.data.adapters import load_adapted
+from lockstep.data.adapters import TO_TRAIN_ON, load_adapted
 from lockstep.data.agreement import seeded
 from lockstep.data.contents import divided
 from lockstep.data.folders import load_folders, load_part
@@ -52,6 +52,9 @@ def load(data: DataConfig, data_dir: Path, seed: int, world: World, own: Any = N
         sets = load_official(official, DIGITS_ROOT if official is DIGITS else data_dir, world)
     else:
         train, val = _stored(data, data_dir, world)
+        if train.split not in ("", "train"):
+            what = f"--dataset {data.dataset} has no part to train on: all of it is {train.split}"
+            raise UserError(what, TO_TRAIN_ON[kind_of(data.dataset)])
         if val is not None and data.val_fraction:
             raise UserError(f"--val-fraction: {train.name} says already what to validate on", "Leave the flag out.")
         sets = divided(train, data.val_fraction or VAL_FRACTION, world) if val is None else (train, val)
