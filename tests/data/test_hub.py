@@ -38,6 +38,7 @@ def _checks() -> tuple[Callable[[Path], None], ...]:
         what_is_written_anew_is_no_longer_the_set_that_was_kept,
         parquet_files_and_class_folders_are_sets_too,
         columns_and_classes_are_found_by_type_or_named,
+        classes_of_the_parts_are_matched_by_name,
         a_row_without_a_picture_is_named_or_left_out,
         what_can_not_be_used_says_why,
     )
@@ -163,6 +164,19 @@ def columns_and_classes_are_found_by_type_or_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="the columns kind and label could each be the label"):
         load("two", tmp_path, val_fraction=0.4)
     assert load("two:label=label", tmp_path, val_fraction=0.4)[0].classes == ("bee", "ant")
+
+
+def classes_of_the_parts_are_matched_by_name(tmp_path: Path) -> None:
+    turned, other = datasets.ClassLabel(names=NAMES[::-1]), datasets.ClassLabel(names=["bee", "cat"])
+    parts = {"train": part(range(6)), "validation": part(range(6), turned), "test": part(range(6), other)}
+    datasets.DatasetDict(parts).save_to_disk(tmp_path / "turned")
+    train, val = load("turned", tmp_path)
+    assert (train.classes, val.classes) == (("bee", "ant"),) * 2
+    assert (train.labels.tolist(), val.labels.tolist()) == ([0, 1] * 3, [1, 0] * 3)
+    for data in ({}, {"val_fraction": 0.1}):  # which is no way out of it
+        with pytest.raises(UserError, match=r"classes that are not among those to train on: cat\n  Give") as caught:
+            load("turned:val=test", tmp_path, **data)
+        assert "--val-fraction" not in caught.value.remedy
 
 
 def a_row_without_a_picture_is_named_or_left_out(tmp_path: Path) -> None:

@@ -145,6 +145,18 @@ def _used(name: str, train: str, val: str, left: Sequence[str]) -> tuple[str, ..
     return (f"{name}: to train on its part {train}{held}{rest}",)
 
 
+def _matched(val: PictureSet, train: PictureSet) -> PictureSet:
+    """The part to validate on with the classes of that to train on, by their names."""
+    if val.classes == train.classes:
+        return val
+    if strange := [each for each in val.classes if each not in train.classes]:
+        listed = ", ".join(map(_cut, strange[:_SHOWN])) + (", ..." if len(strange) > _SHOWN else "")
+        what = f"{val.name}: the part to validate on has classes that are not among those to train on: {listed}"
+        raise refused(what, "Give them the same names there, or use the set by a package.module:factory of your own.")
+    places = np.array([train.classes.index(each) for each in val.classes], np.int64)
+    return replace(val, classes=train.classes, labels=places[val.labels])
+
+
 # ---- tables
 
 
@@ -354,7 +366,7 @@ def _hub(data: DataConfig, data_dir: Path, world: World) -> Sets:
     parts = dict(found) if isinstance(found, dict) else {"train": found}
     first, second, notes = _parts(f"hf:{name}", [*parts], options, data.val_fraction)
     train = _hub_set(f"hf:{name}", parts[first], options)
-    val = _hub_set(f"hf:{name}", parts[second], options, train.classes) if second else None
+    val = _matched(_hub_set(f"hf:{name}", parts[second], options, train.classes), train) if second else None
     return replace(train, notes=notes, split="" if "train" in options else split_of(first)), val
 
 
@@ -377,8 +389,6 @@ def _hub_set(name: str, part: Any, options: dict[str, str], known: tuple[str, ..
     if bad := [row for row, text in enumerate(texts) if text not in places]:
         what = f"{name}: row {bad[0]} has the label {_cut(str(values[bad[0]]))}, which is no class to train on"
         raise refused(what, "A part without labels is of no use: name others, as train=PART,val=PART.")
-    if known and classes != known:
-        raise refused(f"{name}: its parts have different classes", "Divide one of them: --val-fraction 0.1.")
     try:
         table = part.select_columns([image]).cast_column(image, datasets.Image(decode=False))
         sizes = _sizes(table)
@@ -456,9 +466,7 @@ def _torchvision(data: DataConfig, data_dir: Path, world: World) -> Sets:
             'download=True)"` and copy DIR here as --data-dir; what is damaged, remove first.',
         ) from error
     train, *rest = [_torchvision_set(f"tv:{name}", part, data_dir) for part in found]
-    if rest and rest[0].classes != train.classes:
-        raise refused(f"tv:{name}: its parts have different classes", "Divide one of them: --val-fraction 0.1.")
-    return replace(train, notes=notes), rest[0] if rest else None
+    return replace(train, notes=notes), _matched(rest[0], train) if rest else None
 
 
 def _torchvision_set(name: str, part: Any, data_dir: Path) -> PictureSet:
