@@ -208,7 +208,11 @@ def what_can_not_be_used_says_why(tmp_path: Path) -> None:
     datasets.DatasetDict({"a": whole, "b": whole}).save_to_disk(tmp_path / "odd")
     datasets.Dataset.from_dict({"x": ["text"], "label": ["a"]}).save_to_disk(tmp_path / "texts")
     (tmp_path / "empty").mkdir()
+    several = datasets.Sequence(datasets.ClassLabel(names=NAMES))
+    whole.map(lambda row: {"label": [row["label"]]}).cast_column("label", several).save_to_disk(tmp_path / "several")
     for name, match in (
+        ("several", r"the column label holds no classes: it is (List|Sequence)\(.*ClassLabel"),
+        ("hidden:label=img", r"the column img holds no classes: it is Image\("),
         ("hidden", "row 0 has the label -1, which is no class"),
         ("odd", "no part to train on among a, b"),
         ("odd:train=c", "has no part c"),

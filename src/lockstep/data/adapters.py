@@ -380,7 +380,12 @@ def _hub_set(name: str, part: Any, options: dict[str, str], known: tuple[str, ..
     images = [key for key, kind in features.items() if isinstance(kind, datasets.Image)]
     image = _column(name, "image", options.get("image"), images, features)
     label = _column(name, "label", options.get("label"), of_classes or by_name, features)
-    values, names = list(part[label]), getattr(features[label], "names", None)
+    kind = features[label]
+    dtype = "int" if label in of_classes else kind.dtype if isinstance(kind, datasets.Value) else ""
+    if not re.match("(large_)?string|bool|u?int|float", dtype):
+        what = f"{name}: the column {_cut(label)} holds no classes: it is {_cut(str(kind))}"
+        raise refused(what, f"Name one of class labels, text or numbers: {name}:label=COLUMN.")
+    values, names = list(part[label]), getattr(kind, "names", None)
     if not values:
         raise refused(f"{name} has a part without rows", "Name another: train=PART,val=PART behind its name.")
     texts = ["" if value is None else class_name(str(value)) for value in values]
