@@ -285,8 +285,13 @@ BROKEN: dict[str, tuple[Callable[[list[tuple[str, bytes]]], Any], str]] = {
     "apart": (lambda m: m.append(m.pop(0)), "has no picture"),
     "twice": (lambda m: m.append(("00000.txt", b"")), "the members of 00000 do not lie side by side"),
     "empty": (lambda m: m.__setitem__(0, ("00000.jpg", b"")), "the picture of 00000 is empty"),
-    "minus": (lambda m: m.__setitem__(1, ("00000.cls", b"-1")), ""),
-    "mixed": (lambda m: m.__setitem__(1, ("00000.cls", b"bee")), "some labels are names, and some are numbers"),
+    "minus": (lambda m: m.__setitem__(1, ("00000.cls", b"-1")), "00000.cls: the label is -1\n"),
+    "large": (lambda m: m.__setitem__(1, ("00000.cls", b"99999999999")), "00000.cls: the label is 99999999999\n"),
+    "endless": (lambda m: m.__setitem__(1, ("00000.cls", b"9" * 5000)), "00000.cls is no text or JSON object"),
+    "mixed": (
+        lambda m: m.__setitem__(1, ("00000.cls", b"bee")),
+        "are names, and some are numbers, as of 00000 and 0000",
+    ),
     "list": (lambda m: m.__setitem__(1, ("00000.json", b"[1]")), "is no text or JSON object"),
     "real": (lambda m: m.__setitem__(1, ("00000.json", b'{"label": 1.5}')), "the label is 1.5"),
 }
@@ -312,10 +317,12 @@ def test_what_is_no_whole_shard_is_refused_by_name(tmp_path: Path) -> None:
         held = members()
         change(held)
         shard.write_bytes(tar(held))
-        if what:
-            message = refusal("x", tmp_path, val_fraction=0.4)
-            assert what in message, case
-            assert str(shard) in message, case
+        message = refusal("x", tmp_path, val_fraction=0.4)
+        assert what in message, case
+        assert str(shard) in message, case
+    write_shard(tmp_path / "two/0.tar", [0, 1])
+    write_shard(tmp_path / "two/1.tar", ["ant", "bee"], 2)
+    assert "some are numbers, as of 1.tar/n000/00002 and 0.tar/n000/00000" in refusal("two", tmp_path)
     whole = tar(members())
     end = 6 * 512 + sum(-(-len(data) // 512) * 512 for _, data in members())
     for size in (0, 100, 512, 700, end - 512, end - 1, end, end + 100):

@@ -215,9 +215,15 @@ def _index_part(shards: ShardList, number: int, path: Path) -> None:
         "key_starts": np.array([0, sum(map(len, keys))], np.int64),
         "keys": np.frombuffer(b"".join(keys), np.uint8),
     }
-    if names and len(names) < len(set(labels)):
-        raise refused(f"{url}: some labels are names, and some are numbers", "Write them in one way.")
+    _require_one_kind(url, {isinstance(sample.label, str): sample.key for sample in reversed(samples)})
     write_index(path, arrays, [(shards.names[number], size, mark, len(samples))], names)
+
+
+def _require_one_kind(where: str, keys: dict[bool, str]) -> None:
+    """Raise UserError where labels are names as well as numbers. `keys`: of a sample with a name, and of another."""
+    if len(keys) > 1:
+        what = f"{where}: some labels are names, and some are numbers, as of {keys[True]} and {keys[False]}"
+        raise refused(what, "Write them in one way.")
 
 
 def write_index(path: Path, arrays: dict[str, Array], rows: Sequence[Row], names: Sequence[str]) -> None:
@@ -232,9 +238,9 @@ def _join(shards: ShardList, files: dict[int, Path], place: Path, old: Index | N
     """Write the index of all shards, of the new ones' files and of the old index."""
     opened = {number: Index(path) for number, path in files.items()}
     sources = [(opened[k], 0) if old is None or k in opened else (old, k) for k in range(len(shards.names))]
-    kinds = {bool(index.label_names) for index, k in sources if index.shards[k][3]}
-    if len(kinds) > 1:
-        raise refused(f"{shards.title}: some labels are names, and some are numbers", "Write them in one way.")
+    filled = [(index, k) for index, k in reversed(sources) if index.shards[k][3]]
+    firsts = {bool(index.label_names): f"{index.shards[k][0]}/{index.key(int(index.firsts[k]))}" for index, k in filled}
+    _require_one_kind(shards.title, firsts)
     names = tuple(sorted({name for index, _ in sources for name in index.label_names}))
     place_of = {name: k for k, name in enumerate(names)}
     rows: dict[str, list[Array]] = {}
@@ -311,10 +317,10 @@ def _label(where: str, data: bytes, ending: str, field: str) -> int | str | None
             value = held.get(field or next((each for each in _FIELDS if each in held), ""))
             if value is None and not field:
                 return None
+        elif re.fullmatch(r"[-+]?\d+", text):
+            value = int(text)
     except (ValueError, AttributeError) as error:
         raise refused(f"{where} is no text or JSON object: {reason(error)}", _REMEDY) from error
-    if isinstance(value, str) and ending == "cls" and re.fullmatch(r"\d{1,9}", value):
-        value = int(value)
     if type(value) is int and 0 <= value < 1 << 31:
         return value
     if isinstance(value, str) and value.isprintable() and (name := class_name(value.strip())):
