@@ -134,6 +134,11 @@ def test_labels_may_be_names_in_json_and_classes_a_file(tmp_path: Path) -> None:
     (tmp_path / "numbers/classes.txt").write_text("wasp\nfly\nfrog\nunseen\n")
     named = sets("numbers:classes=classes.txt", tmp_path)
     assert [each.classes for each in named] == [("wasp", "fly", "frog", "unseen")] * 2
+    assert named[0].notes == ("note: no picture of 1 class(es): unseen",)
+    write_shard(tmp_path / "gaps/0.tar", [0, 9, 5] * 4)
+    gaps, _ = sets("gaps", tmp_path)
+    assert len(gaps.classes) == 10
+    assert gaps.notes[0] == "note: no picture of 7 class(es): 1, 2, 3, 4, 6, ..."
     (tmp_path / "order.txt").write_text("cat\nbee\nant\n")
     other = sets(f"names:classes={tmp_path}/order.txt", tmp_path)
     assert [each.labels[:3].tolist() for each in other] == [[2, 1, 0]] * 2

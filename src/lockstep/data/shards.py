@@ -220,6 +220,9 @@ def load_shards(data: DataConfig, data_dir: Path, world: World) -> tuple[ShardSe
     classes = _classes(options.get("classes", ""), parts[first], train.index)
     train.classes = _places(names, classes, parts[first]) if names and names != classes else None
     notes = [f"note: {each} is left alone" for each in left]
+    if absent := np.flatnonzero(np.bincount(train.labels, minlength=len(classes)) == 0).tolist():
+        listed = ", ".join(classes[k] for k in absent[:_SHOWN]) + (", ..." if len(absent) > _SHOWN else "")
+        notes.append(shown(f"note: no picture of {len(absent):,} class(es): {listed}"))
     name, window = f"shards:{shown(parts[first].title)}", data.shuffle_window
     made = ShardSet(name, classes, train.labels, train, split=first, notes=tuple(notes), window=window)
     if not second:
