@@ -270,13 +270,15 @@ def _lines(file: Path) -> Iterator[tuple[int, list[str]]]:
     if len(stated := first.strip()) == 5 and stated.startswith("sep="):  # a spreadsheet's own line
         separator, text = stated[4], f"\n{rest}"
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
+    begin = 1
     try:
         for values in reader:
             if values:  # else an empty line
-                yield reader.line_num, values
+                yield begin, values
+            begin = reader.line_num + 1
     except csv.Error as error:
         raise refused(
-            f"the table {file} is damaged at line {reader.line_num}: {_cut(str(error))}",
+            f"the table {file} is damaged in the row that begins at line {begin}: {_cut(str(error))}",
             'A field with a comma, a quote or a line break stands in "quotes", and a quote in it twice.',
         ) from error
 
