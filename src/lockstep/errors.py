@@ -40,7 +40,7 @@ def unknown(kind: str, name: str, known: Iterable[str], remedy: str = "") -> Use
     cased = {each.lower(): each for each in reversed(names)}
     meant = {"gpu": "cuda"}.get(name, name).lower()  # another library's word
     near = [cased[each] for each in difflib.get_close_matches(meant, cased, n=3, cutoff=0.5)]
-    hint = f"Did you mean {' or '.join(near)}?" if near else (f"Known: {', '.join(names)}." if len(names) <= 20 else "")
+    hint = f"Did you mean {' or '.join(near)}?" if near else (f"Known: {', '.join(names)}." if len(names) <= 30 else "")
     return UserError(f"unknown {kind} {name!r}", " ".join(part for part in (hint, remedy) if part))
 
 

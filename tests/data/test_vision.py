@@ -138,6 +138,8 @@ def test_what_can_not_be_had_says_what_to_do(tmp_path: Path, monkeypatch: pytest
         ("flowers102", "unknown classification set", "Flowers102"),
         ("CIFAR10", "by pickle", "--dataset cifar10"),
         ("VOCDetection", "unknown classification set", ""),
+        ("Nope", "unknown classification set", "Known: CLEVRClassification, "),
+        ("ImageNet", "by pickle", "lockstep train imagenet --data-dir"),
         ("KMNIST:val=test", "has no parts to choose from", "Leave"),
     ):
         with pytest.raises(UserError, match=match) as caught:

@@ -164,7 +164,7 @@ def parse_source(dataset: str, options: Collection[str]) -> tuple[str, dict[str,
         for part in after.split(","):
             key, _, value = part.partition("=")
             if key.strip() not in options:
-                raise unknown(f"option of {kind}:", key.strip(), options)
+                raise unknown(f"option of {kind}:", key.strip(), options, "A colon in a file's name begins options.")
             if not value.strip():
                 raise UserError(f"--dataset {dataset}: {key.strip()} is empty", f"As {kind}:NAME:{key.strip()}=VALUE.")
             given[key.strip()] = value.strip()

@@ -55,7 +55,10 @@ _TORCHVISION = {
     "OxfordIIITPet": ("trainval", "test"),
     "Places365": ("train-standard", "val"),
 }
-_OURS = {"CIFAR10": "cifar10", "CIFAR100": "cifar100"}  # torchvision's come as pickles, which may run code
+_OURS = {  # torchvision's come as pickles, which may run code
+    **{"CIFAR10": "--dataset cifar10", "CIFAR100": "--dataset cifar100"},
+    "ImageNet": "class folders of it: lockstep train imagenet --data-dir DIR",
+}
 
 
 def load_adapted(data: DataConfig, data_dir: Path, world: World) -> Sets:
@@ -445,7 +448,7 @@ def _torchvision(data: DataConfig, data_dir: Path, world: World) -> Sets:
 
     name, options = parse_source(data.dataset, ("train", "val"))
     if name in _OURS:
-        raise refused(f"--dataset {data.dataset}: torchvision reads it by pickle", f"Use --dataset {_OURS[name]}.")
+        raise refused(f"--dataset {data.dataset}: torchvision reads it by pickle", f"Use {_OURS[name]}.")
     if name not in (known := torchvision_sets()):
         same = [each for each in known if each.lower() == name.lower()]
         raise unknown("classification set of torchvision:", name, same or known)
