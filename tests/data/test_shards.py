@@ -157,7 +157,14 @@ def test_labels_may_be_names_in_json_and_classes_a_file(tmp_path: Path) -> None:
             out.write({"__key__": f"{k}", "jpg": picture(k % 2, k), "json": json.dumps(held).encode()})
     train, _ = sets("fields:label=kind", tmp_path, val_fraction=0.4)
     assert train.classes == ("ant", "bee")
-    assert "the label is None" in refusal("fields:label=colour", tmp_path)
+    for name in ("fields:label=colour", "unnamed"):
+        write_shard(tmp_path / "unnamed/0.tar", ["ant"] * 4, ending="json")
+        shard = tmp_path / "unnamed/0.tar"
+        shard.write_bytes(shard.read_bytes().replace(b'"label"', b'"breed"'))
+        first, remedy = refusal(name, tmp_path).splitlines()
+        field = "label" if ":" in name else "breed"
+        assert first.endswith("has no label"), name
+        assert f"KEY.json, as :label={field}; it has {field}" in remedy, name
 
 
 def test_a_part_is_held_out_by_what_pictures_hold(tmp_path: Path) -> None:

@@ -34,6 +34,7 @@ from lockstep.errors import is_url, reason
 _VERSION = "lockstep shards 3"
 _FIELDS = ("label", "cls", "class", "target", "class_name")  # of a .json, where none is named
 _BUILD_S = 7 * 86400.0  # that another process may take to build the same index
+_SHOWN = 8  # fields in a message
 _REMEDY = "Write it again, or take it out of the list."
 Report = Callable[[int, int], None]  # shards that are done, and all of them
 Row = tuple[str, int, str, int]  # of a shard: its name, bytes, `stat`'s mark, samples
@@ -268,6 +269,7 @@ class _Sample:
     size: int = 0
     words: tuple[int, ...] = ()
     label: int | str | None = None
+    about: bytes = b""  # what the label was looked for in
 
 
 def _samples(url: str, size: int, field: str) -> Iterator[_Sample]:
@@ -292,7 +294,7 @@ def _samples(url: str, size: int, field: str) -> Iterator[_Sample]:
                 raise refused(f"{url}: {key} has two pictures, .{now.kind} and .{ending}", "One label, one picture.")
             now.kind, now.start, now.size, now.words = ending, start, len(data), content_words(data)
         elif (ending == "cls" and not field) or (ending == "json" and now.label is None):
-            now.label = _label(f"{url}: {name}", data, ending, field)
+            now.label, now.about = _label(f"{url}: {name}", data, ending, field), data
     if now is not None:
         yield _whole(url, now)
 
@@ -301,21 +303,23 @@ def _whole(url: str, sample: _Sample) -> _Sample:
     if not sample.kind:
         raise refused(f"{url}: {sample.key} has no picture", f"Pictures end in {', '.join(EXTENSIONS)}.")
     if sample.label is None:
-        raise refused(f"{url}: {sample.key} has no label", "It stands in KEY.cls, or in a field of KEY.json.")
+        fields = [*json.loads(sample.about or "{}")][:_SHOWN]
+        there = f", as :label={fields[0]}; it has {', '.join(fields)}" if fields else ""
+        raise refused(f"{url}: {sample.key} has no label", f"It stands in KEY.cls, or in a field of KEY.json{there}.")
     if not sample.size:
         raise refused(f"{url}: the picture of {sample.key} is empty", _REMEDY)
     return sample
 
 
 def _label(where: str, data: bytes, ending: str, field: str) -> int | str | None:
-    """A whole number, or a class's name; None for a .json without the field, where no field is named."""
+    """A whole number, or a class's name; None for a .json without the field."""
     try:
         text = data.decode("utf-8").strip()
         value: Any = text
         if ending == "json":
             held = json.loads(text)
             value = held.get(field or next((each for each in _FIELDS if each in held), ""))
-            if value is None and not field:
+            if value is None:
                 return None
         elif re.fullmatch(r"[-+]?\d+", text):
             value = int(text)
