@@ -193,6 +193,17 @@ def test_a_lone_part_that_is_not_to_train_on_is_evaluated_and_not_trained_on(tmp
         assert len(to_evaluate(f"shards:{split}", str(tmp_path), 8, False, ALONE)) == 12
 
 
+def test_shards_of_one_split_are_called_alike(tmp_path: Path) -> None:
+    for name in ("train-0.tar", "val-0.tar", "dev-0.tar", "val-1.tar"):
+        write_shard(tmp_path / "x" / name, [0, 1, 2])
+        write_shard(tmp_path / "y" / name.replace("-", "/"), [0, 1, 2])
+    for folder in ("x", "y"):
+        said = refusal(folder, tmp_path)
+        assert f"{folder} has shards called dev as well as val\n  Keep those of one name for val" in said
+    (tmp_path / "x/dev-0.tar").rename(tmp_path / "x/dev-0.txt")
+    assert list(map(len, sets("x", tmp_path))) == [3, 6]
+
+
 def test_a_shard_that_changed_is_refused_by_name_and_indexed_again(tmp_path: Path) -> None:
     root = write_set(tmp_path / "photos")
     train, _ = sets("photos", tmp_path)

@@ -321,18 +321,23 @@ def _require_no_compressed(files: Iterable[str]) -> None:
 
 def _of_folder(folder: str) -> dict[str, list[str]]:
     """The shards of a folder: in its folders train, val and test, or beside each other by their names."""
-    files: list[tuple[str, str]] = []  # each with its split
+    files: list[tuple[str, str]] = []  # each with the name of its split
     for entry in list_files(folder):
         name = entry.rpartition("/")[2]
-        if split := split_of(name):
-            files += [(split, each) for each in list_files(entry)]
+        if split_of(name):
+            files += [(name, each) for each in list_files(entry)]
         else:
-            files.append((next(filter(None, map(split_of, re.split(r"[-_.]", name))), ""), entry))
+            files.append((next(filter(split_of, re.split(r"[-_.]", name)), ""), entry))
     _require_no_compressed(file for _, file in files)
     found: dict[str, list[str]] = {}
-    for split, file in files:
+    called: dict[str, str] = {}
+    for word, file in files:
         if file.lower().endswith(".tar"):
+            split = split_of(word)
             found.setdefault(split, []).append(file)
+            if called.setdefault(split, word) != word:
+                what = f"{folder} has shards called {called[split]} as well as {word}"
+                raise refused(what, f"Keep those of one name for {split}, or name them by a pattern.")
     if not found:
         _require_no_parquet(file for _, file in files)
     if "" in found and len(found) == 1:
