@@ -279,6 +279,45 @@ def test_a_rank_that_is_stopped_for_a_moment_is_waited_for(tmp_path: Path, hang_
     assert (ended.code, ended.out, ended.err, ended.orphans) == (0, "[0, 1, 2]\n", "", ()), ended.text
 
 
+ASLEEP = """
+import os, signal, sys, time
+import lockstep
+
+def main(world, launcher):
+    world.barrier()
+    if world.rank == 1:
+        os.kill(os.getppid(), signal.SIGSTOP)  # the process that starts the ranks
+        if sys.argv[1] != "nothing":
+            os.kill(launcher, signal.SIGTERM)
+    if sys.argv[1] == "twice":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if sys.argv[1] != "nothing":
+        if world.rank == 1 and sys.argv[1] == "twice":
+            time.sleep(1.5)
+            os.kill(launcher, signal.SIGTERM)
+        time.sleep(100)
+    return world.rank
+
+if __name__ == "__main__":
+    print(lockstep.launch(main, os.getpid(), nproc=2))
+"""
+
+
+@pytest.mark.parametrize(
+    ("asked", "code", "out"),
+    [("nothing", 0, "[0, 1]\n"), ("once", 143, ""), pytest.param("twice", 143, "", marks=pytest.mark.slow)],
+)
+def test_the_process_that_starts_the_ranks_goes_on_after_a_stop(
+    tmp_path: Path, asked: str, code: int, out: str
+) -> None:
+    ended = run_script(tmp_path, ASLEEP, asked)
+    assert (ended.code, ended.out, ended.orphans) == (code, out, ()), ended.text
+    assert re.sub(r"pid \d+", "pid 7", ended.err) == (
+        "lockstep: the process that starts ranks and loader workers (pid 7) is stopped by a signal (SIGSTOP, Ctrl-Z); "
+        "it is told to go on\n"
+    )
+
+
 MEETING = """
 import os, signal, sys
 import lockstep

@@ -194,6 +194,21 @@ def test_answers_come_in_order_whatever_each_takes_and_errors_are_the_task_s_own
     assert not running()
 
 
+def test_a_warm_process_that_is_stopped_goes_on_when_a_worker_is_needed(capfd: pytest.CaptureFixture[str]) -> None:
+    process = warm.current().process
+    assert process is not None
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGSTOP)
+    answers = LoaderWorkers(1, numbered, "numbers").map([([1], 0)])
+    late = threading.Timer(60, os.kill, (process.pid, signal.SIGCONT))  # so that a failure is no hang
+    late.start()
+    assert len(list(answers)) == 1
+    assert late.is_alive(), "nobody let it go on"
+    late.cancel()
+    told = f"(pid {process.pid}) is stopped by a signal (SIGSTOP, Ctrl-Z); it is told to go on"
+    assert told in capfd.readouterr().err
+
+
 def test_workers_outlive_signals_to_the_group_and_tell_where_they_are() -> None:
     pool = LoaderWorkers(1, numbered, "numbers")
     assert list(pool.map([([1], 0)]))

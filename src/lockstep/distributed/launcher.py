@@ -216,7 +216,8 @@ class _Attempt:
         while self.running:
             seconds = max(0.0, min(self.kill_at, self.decide_at) - time.monotonic())
             sources: list[Any] = [self.server.connection, self.stops.awake, *self.pipes.values()]
-            ready = wait(sources, None if seconds == math.inf else seconds)
+            ready = wait(sources, min(seconds, warm.LOOK_S))
+            self.server.keep_awake()
             for number in self.stops.take():
                 self._ask_to_stop(number)
             for rank in [rank for rank, pipe in self.pipes.items() if pipe in ready]:

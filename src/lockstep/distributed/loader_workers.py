@@ -164,6 +164,8 @@ class _Worker:
         except ConnectionError:  # the warm process was killed
             self.server = warm.current(lost=self.server)
             self.pipe = self.server.start(self.key, "loader", _answer_requests)
+        while not self.pipe.poll(warm.LOOK_S):
+            self.server.keep_awake()
         if isinstance(said := self.pipe.recv(), WorkerFailed):
             raise UserError(said.message)
         self.pid = said

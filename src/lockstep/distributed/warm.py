@@ -8,6 +8,7 @@ all restarts. The kernel ends it with its owner, and what it has started with it
 import atexit
 import ctypes
 import gc
+import math
 import multiprocessing
 import os
 import signal
@@ -32,7 +33,7 @@ from lockstep.errors import EXIT_HANG, EXIT_USER_ERROR
 
 _DIE_WITH_PARENT, _SET_NAME, _ADOPT_ORPHANS = 1, 15, 36  # of prctl(2)
 _ENDING_S = 0.05  # what a thread that was joined takes to leave the kernel's list
-_LOOK_S = 0.5  # between two looks for stopped processes
+LOOK_S = 0.5  # between two looks for stopped processes
 _EXIT_S = 5.0  # from a closed pipe to the end of its process
 
 
@@ -56,6 +57,7 @@ class WarmProcess:
     def __init__(self, connection: Connection, process: BaseProcess | None = None, payload: Any = None) -> None:
         self.connection, self.process, self.payload = connection, process, payload  # the last two: the owner's alone
         self._lock, self._exits = threading.Lock(), dict[int, int]()
+        self._stopped_at = math.inf  # since when it has been found stopped
 
     def start(self, key: int, name: str, target: Callable[..., Any], *args: Any, stopped_s: float = 0.0) -> Connection:
         """Start a process; returns our end of its pipe. Raises ConnectionError where the warm process has ended."""
@@ -69,6 +71,18 @@ class WarmProcess:
         """Send a signal to all processes that this client has started."""
         with suppress(ConnectionError):  # it has ended, and they with it
             self.connection.send(number)
+
+    def keep_awake(self) -> None:
+        """Let it go on where a signal has stopped it: it would start, signal and report nothing. Called by its owner.
+
+        Not at once: a scheduler may be about to stop the owner as well.
+        """
+        pid, moment = (self.process and self.process.pid) or 0, time.monotonic()
+        self._stopped_at = min(self._stopped_at, moment) if proc.stopped(pid) else math.inf
+        if moment - self._stopped_at >= LOOK_S:
+            what = f"the process that starts ranks and loader workers (pid {pid}) is {proc.state(pid)}"
+            print(f"lockstep: {what}; it is told to go on\n", end="", file=sys.stderr, flush=True)
+            proc.wake(pid, 0)
 
     def exit_code(self, key: int) -> int | None:
         """How a process ended whose pipe is closed; None where that is not known."""
@@ -214,7 +228,7 @@ def _serve(owner: Connection, parent: int, *given: Any) -> None:
     context, children = cast(Any, multiprocessing.get_context("fork")), list[_Child]()
     while True:
         clients = [owner, *(child.own for child in children if not child.own.closed)]
-        ready = wait([ended, *clients], _LOOK_S if any(child.start.stopped_s for child in children) else None)
+        ready = wait([ended, *clients], LOOK_S if any(child.start.stopped_s for child in children) else None)
         if not ready:
             _kill_stopped(children)
         if ended in ready:
@@ -278,7 +292,7 @@ def _report_end(child: _Child, others: list[_Child], known: set[int]) -> None:
 def _kill_stopped(children: list[_Child]) -> None:
     """Kill what a signal has stopped for as long as it may. A debugger may hold a process as long as it likes."""
     for child in children:
-        child.stopped_s = child.stopped_s + _LOOK_S if proc.stopped(child.pid) else 0.0
+        child.stopped_s = child.stopped_s + LOOK_S if proc.stopped(child.pid) else 0.0
         if 0 < child.start.stopped_s <= child.stopped_s and not child.hung:
             child.hung = True
             what = f"is {proc.state(child.pid)}; killed after {child.stopped_s:g} s (--hang-timeout)"
