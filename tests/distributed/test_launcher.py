@@ -318,6 +318,32 @@ def test_the_process_that_starts_the_ranks_goes_on_after_a_stop(
     )
 
 
+STOPPED_AND_KILLED = """
+import os, signal, time
+import lockstep
+from lockstep.config import Recovery
+
+def main(world, launcher):
+    world.barrier()
+    if os.path.exists("once"):
+        return "it began again"
+    signal.signal(signal.SIGTERM, lambda *_: os.kill(os.getppid(), signal.SIGKILL))
+    world.barrier()
+    if world.rank == 0:
+        open("once", "x").close()
+        os.kill(launcher, signal.SIGTERM)
+    time.sleep(100)
+
+if __name__ == "__main__":
+    print(lockstep.launch(main, os.getpid(), nproc=2, recovery=Recovery(max_restarts=1)))
+"""
+
+
+def test_a_run_that_was_told_to_stop_does_not_begin_again_without_the_process_that_starts_it(tmp_path: Path) -> None:
+    ended = run_script(tmp_path, STOPPED_AND_KILLED)
+    assert (ended.code, ended.out, ended.err, ended.orphans) == (143, "", "", ()), ended.text
+
+
 MEETING = """
 import os, signal, sys
 import lockstep

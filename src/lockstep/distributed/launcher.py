@@ -253,6 +253,8 @@ class _Attempt:
         try:
             key, code = self.server.connection.recv()
         except (EOFError, OSError):
+            if self.stop:
+                raise signals.exit_by(self.stop) from None
             assert self.server.process is not None
             self.server.process.join(SHUTDOWN_S)
             code = self.server.process.exitcode
