@@ -43,6 +43,8 @@ def said(capsys: pytest.CaptureFixture[str], line: str) -> str:
 
 def test_help_names_every_command_and_each_has_its_own(capsys: pytest.CaptureFixture[str]) -> None:
     text = said(capsys, "--help")
+    assert "(SIGUSR1)." in text
+    assert "129" not in text, "a terminal that closes stops nothing"
     assert said(capsys, "") == said(capsys, "help") == said(capsys, "-h") == text
     groups = dict.fromkeys(command.group for command in COMMANDS.values())
     assert re.findall(r"^(.+):$", text, re.MULTILINE) == [*groups, "examples"]

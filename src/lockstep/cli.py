@@ -27,7 +27,7 @@ _SPIN = "10000"
 _HEAD = "Train PyTorch image classifiers on one process or many; the number of processes changes only the speed."
 _TAIL = """`lockstep COMMAND --help` explains a command. Data sets lie in --data-dir, $LOCKSTEP_DATA or ./data.
 Exit codes: 0 done, 1 a process failed, 2 something that you can put right, 124 no progress for --hang-timeout; \
-stopped by a signal, after a checkpoint: 130 (Ctrl-C), 143 (SIGTERM), 138 (SIGUSR1), 129 (the terminal closed)."""
+stopped by a signal, after a checkpoint: 130 (Ctrl-C), 143 (SIGTERM), 138 (SIGUSR1)."""
 _EXAMPLES = (
     "lockstep train",
     "lockstep train photos --data-dir ~/flowers",
