@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import re
 import signal
 import tempfile
 from collections import namedtuple
@@ -78,6 +79,12 @@ def compared(command: Command, place: Path, flags: tuple[str, ...]) -> tuple[dic
     found = records(place / "run")
     last = max(i for i, record in enumerate(found) if record["kind"] == "run")  # those before, if killed, may be ahead
     assert found[-1]["steps"] >= max(record.get("step", 0) for record in found[last:])
+    begun = max(i for i, record in enumerate(found) if record["kind"] == "run" and "resized_from" not in record)
+    trained = next(record["time"] for record in found[begun:] if record["kind"] == "step")
+    resized = max(record["time"] for record in found[begun:] if record["kind"] == "resize")
+    told = re.findall(r"^trained in +([\d:.]+) ", ended.out, re.MULTILINE)
+    seconds = sum(float(part) * 60**place for place, part in enumerate(reversed(told[0].split(":"))))
+    assert seconds > resized - trained - 1, "it counts from the last resize alone"
     epochs = str(found[-1]["steps"] // next(r["steps_per_epoch"] for r in found if r["kind"] == "run") + 1)
     for out, nproc in (("run", "2"), ("straight", "1")):
         again = run_lockstep(*FLAGS, *flags, "--epochs", epochs, "--nproc", nproc, "--out", out, cwd=place, timeout=240)

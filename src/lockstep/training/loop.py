@@ -34,8 +34,8 @@ class Outcome:
 
     state: State
     stop: int
-    seconds: float  # of this process's epochs, with evaluations and checkpoints, without its start
-    epochs: float  # that took so long
+    seconds: float  # with evaluations, checkpoints and resizes, without the start
+    epochs: float  # since the start, which took so long
     resize: Resize | None = None  # the processes that shall go on, where others were asked for
 
 
@@ -62,7 +62,7 @@ def train(
     with session(config, world, run, folder, began, mirror, resizable) as live:
         if live.config.on_nonfinite == "rollback" and live.state.steps == 0:
             live.checkpoint()  # somewhere to go back to
-        start, began_at = time.monotonic(), live.state.steps
+        start, began_at = live.since = live.before.get("since") or (time.monotonic(), live.state.steps)
         while not is_over(config, live.state) and not live.stop:
             try:
                 train_epoch(live)

@@ -157,6 +157,7 @@ class Session:
     before: dict[str, Any] = field(default_factory=dict)  # what processes before these handed over
     duplicates: list[str] = field(default_factory=list)  # lines about pictures that are trained and validated on
     began: float = field(default_factory=time.monotonic)
+    since: tuple[float, int] = (0.0, 0)  # when and at which step training began, be it in processes before these
 
     @property
     def keeps(self) -> bool:
@@ -198,7 +199,8 @@ class Session:
         if main:
             now = time.monotonic()  # the same clock in all processes of a machine
             carried = {
-                "before": self.world.size, "stopped": now, "seconds": now - self.began, "duplicates": self.duplicates
+                "before": self.world.size, "stopped": now, "seconds": now - self.began, "since": self.since,
+                "duplicates": self.duplicates,
             }  # fmt: skip
             saved, model, ema = self._saved() | {"resize": carried}, self.run.model, self.run.ema
             taken = snapshot(self.state.steps, model, step.optimizer, step.scaler, ema, saved)
