@@ -21,6 +21,7 @@ from lockstep.training.loop import train
 from lockstep.training.state import State, is_over, note_result
 from tests.journals import read
 from tests.ranks import run_ranks
+from tests.subprocesses import run_lockstep
 from tests.training.test_resume import all_of, trained
 
 PATIENT = Config(
@@ -125,6 +126,20 @@ def test_a_run_stops_at_the_same_step_with_the_same_bits_on_any_number_of_ranks_
         train(with_values(PATIENT, {"eval_every": 2}), World.single(), folders["one"])
     longer = with_values(PATIENT, {"epochs": at // 5 + 1, "patience": 9, "override": ("patience", "epochs")})
     assert train(longer, World.single(), folders["one"]).state.steps == at + 5
+
+
+def test_a_command_that_has_nothing_left_to_do_says_why(tmp_path: Path) -> None:
+    command = ("train", "--model", "mlp", "--fraction", "0.1", "--threads", "1", "--nproc", "1")
+    for out, flags, why in [
+        ("whole", ("--epochs", "2"), "all 2 epochs are done already\n"),
+        ("patient", ("--epochs", "9", "--patience", "1", "--min-delta", "1"), "ended by --patience at step {}; "),
+    ]:
+        first, again = (run_lockstep(*command, *flags, "--out", out, cwd=tmp_path) for _ in range(2))
+        assert (first.code, again.code) == (0, 0), first.text + again.text
+        why = why.format(read(tmp_path / out / "journal.jsonl")[-1]["steps"])
+        assert (why in first.out, why in again.out) == (False, True), again.text
+    longer = run_lockstep(*command, *flags, "--patience", "2", "--override", "patience", "--out", out, cwd=tmp_path)
+    assert "trained in " in longer.out, longer.text
 
 
 def limited(world: World, folder: str, limit: str) -> int:

@@ -189,6 +189,9 @@ def run(world: World, config: Config, claimed: str, began: float | None = None) 
     if outcome.epochs > 0:
         each = f", {outcome.seconds / outcome.epochs:.3g} s an epoch" if outcome.epochs >= 1 else ""
         world.print(f"trained in    {duration(outcome.seconds)}{each}")
+    elif not outcome.stop:
+        ended = f"ended by --patience at step {state.steps}; `--override patience --patience N` goes on"
+        world.print(f"all {state.epochs} epochs are done already" if state.epochs == config.epochs else ended)
     world.print(f"run folder    {folder}")
     shown = config.execution.out if is_url(config.execution.out) else folder
     if shown != folder:
