@@ -279,6 +279,21 @@ def test_a_rank_that_is_stopped_for_a_moment_is_waited_for(tmp_path: Path, hang_
     assert (ended.code, ended.out, ended.err, ended.orphans) == (0, "[0, 1, 2]\n", "", ()), ended.text
 
 
+def test_a_job_that_is_suspended_as_a_whole_goes_on(tmp_path: Path) -> None:
+    """As by Ctrl-Z, which the process that starts the ranks is deaf to."""
+    (tmp_path / "script.py").write_text(STOPPED)
+    command = Command(sys.executable, "script.py", "end", "0", "0.5", "2", cwd=tmp_path, warm=True)
+    command.until(lambda: [stopped(pid) for pid in command.workers()] == [True], 60)
+    os.kill(command.pid, signal.SIGSTOP)
+    (waiting,) = command.workers()
+    time.sleep(5)
+    assert command.workers() == [waiting]
+    for pid in (waiting, command.pid):
+        os.kill(pid, signal.SIGCONT)
+    ended = command.end(60)
+    assert (ended.code, ended.out, ended.err, ended.orphans) == (0, "[0, 1, 2]\n", "", ()), ended.text
+
+
 ASLEEP = """
 import os, signal, sys, time
 import lockstep
