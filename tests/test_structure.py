@@ -42,7 +42,7 @@ BUDGETS = {
     "data": (5035, "data"),
     "training": (5343, "training"),
     "gradients and draws": (4162, "parallel rng"),
-    "processes": (2925, "distributed"),
+    "processes": (2927, "distributed"),
     "state and monitoring": (3359, "checkpoint monitoring"),
     "models and their use": (1723, "models inference cli errors randomness __init__ __main__"),
     "audit": (4499, "commands/audit"),
@@ -56,7 +56,7 @@ BUDGETS = {
     "machines": (1097, "commands/doctor commands/launch_script"),
     "everyday commands": (1468, "commands"),  # all others
 }
-MAX_LINES, MAX_FILES = 37_586, 260
+MAX_LINES, MAX_FILES = 37_588, 260
 
 
 def module_name(path: Path) -> str:

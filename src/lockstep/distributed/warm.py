@@ -290,8 +290,10 @@ def _report_end(child: _Child, others: list[_Child], known: set[int]) -> None:
 
 
 def _kill_stopped(children: list[_Child]) -> None:
-    """Kill what a signal has stopped for as long as it may, and not its owner too, as Ctrl-Z does. A debugger may hold a
-    process as long as it likes."""
+    """Kill what a signal has stopped for as long as it may, if it has not stopped the owner too, as Ctrl-Z does.
+
+    A debugger may hold a process as long as it likes.
+    """
     for child in children:
         alone = proc.stopped(child.pid) and not proc.stopped(os.getppid())
         child.stopped_s = child.stopped_s + LOOK_S if alone else 0.0
