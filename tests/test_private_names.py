@@ -71,6 +71,7 @@ OF_OBJECTS: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "_compiled_call_impl": (lambda: nn.Module(), "whether module.compile() was called"),
     "_backward_hooks": (lambda: nn.Parameter(torch.zeros(1)), "hooks on a parameter, which are called once a step"),
+    "_backward_pre_hooks": (lambda: nn.Linear(1, 1), "hooks of a module, without which its passes are taken again"),
     "_post_accumulate_grad_hooks": (
         lambda: nn.Parameter(torch.zeros(1)),
         "the same, of the kind that gets the parameter",
