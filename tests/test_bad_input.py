@@ -205,11 +205,7 @@ def test_an_address_with_one_slash_is_no_folder_here(
     ],
 )
 def test_torn_environments(
-    place: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    environment: str,
-    parts: list[str],
+    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, environment: str, parts: list[str]
 ) -> None:
     for entry in environment.split():
         monkeypatch.setenv(*entry.split("="))

@@ -38,7 +38,7 @@ MAX_FLOORS, MAX_ROOMS, MAX_ARROWS = 10, 16, 60  # a room: a folder or file right
 MAX_FILE, MAX_FUNCTION, SMALL_FILE, MAX_SMALL_FILES = 600, 60, 60, 40
 # How many lines a part of the source may have. A change that needs more raises its number here, so that review sees it.
 BUDGETS = {
-    "config": (1738, "config"),
+    "config": (1741, "config"),
     "data": (5035, "data"),
     "training": (5343, "training"),
     "gradients and draws": (4162, "parallel rng"),
@@ -56,7 +56,7 @@ BUDGETS = {
     "machines": (1097, "commands/doctor commands/launch_script"),
     "everyday commands": (1468, "commands"),  # all others
 }
-MAX_LINES, MAX_FILES = 37_588, 260
+MAX_LINES, MAX_FILES = 37_591, 260
 
 
 def module_name(path: Path) -> str:

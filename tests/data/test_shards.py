@@ -37,17 +37,7 @@ from lockstep.distributed.world import World
 from lockstep.errors import UserError
 from lockstep.training.control import Agreement, Control
 from lockstep.training.loop import train
-from tests.data.store import (
-    CLASSES,
-    FAULTS,
-    Store,
-    picture,
-    serving,
-    serving_s3,
-    write_folder,
-    write_set,
-    write_shard,
-)
+from tests.data.store import CLASSES, FAULTS, Store, picture, serving, serving_s3, write_folder, write_set, write_shard
 from tests.journals import read
 from tests.ranks import RankFailed, run_ranks
 from tests.subprocesses import Command

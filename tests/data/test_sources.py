@@ -156,11 +156,7 @@ def test_a_label_out_of_range_names_file_and_sample(data: Official, tmp_path: Pa
         load_official(resummed(small, tmp_path), tmp_path, ALONE)
 
 
-@given(
-    labels=st.lists(st.integers(-3, 12), max_size=30),
-    classes=st.integers(1, 10),
-    first_id=st.integers(0, 100),
-)
+@given(labels=st.lists(st.integers(-3, 12), max_size=30), classes=st.integers(1, 10), first_id=st.integers(0, 100))
 def test_check_labels_finds_the_first_bad_one(labels: list[int], classes: int, first_id: int) -> None:
     bad = [place for place, label in enumerate(labels) if not 0 <= label < classes]
     if not bad:

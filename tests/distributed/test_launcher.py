@@ -297,66 +297,38 @@ def test_a_job_that_is_suspended_as_a_whole_goes_on(tmp_path: Path) -> None:
 ASLEEP = """
 import os, signal, sys, time
 import lockstep
+from lockstep.config import Recovery
 
 def main(world, launcher):
+    if sys.argv[1] == "kill":
+        signal.signal(signal.SIGTERM, lambda *_: os.kill(os.getppid(), signal.SIGKILL))
     world.barrier()
     if world.rank == 1:
-        os.kill(os.getppid(), signal.SIGSTOP)  # the process that starts the ranks
-        if sys.argv[1] != "nothing":
+        if sys.argv[1] != "kill":
+            os.kill(os.getppid(), signal.SIGSTOP)  # the process that starts the ranks
+        if sys.argv[1] != "end":
             os.kill(launcher, signal.SIGTERM)
-    if sys.argv[1] == "twice":
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    if sys.argv[1] != "nothing":
-        if world.rank == 1 and sys.argv[1] == "twice":
-            time.sleep(1.5)
-            os.kill(launcher, signal.SIGTERM)
+    if sys.argv[1] != "end":
         time.sleep(100)
     return world.rank
 
 if __name__ == "__main__":
-    print(lockstep.launch(main, os.getpid(), nproc=2))
+    print(lockstep.launch(main, os.getpid(), nproc=2, recovery=Recovery(max_restarts=1)))
+"""
+TOLD = """lockstep: the process that starts ranks and loader workers (pid 7) is stopped by a signal (SIGSTOP, Ctrl-Z); \
+it is told to go on
 """
 
 
 @pytest.mark.parametrize(
-    ("asked", "code", "out"),
-    [("nothing", 0, "[0, 1]\n"), ("once", 143, ""), pytest.param("twice", 143, "", marks=pytest.mark.slow)],
+    ("asked", "code", "out", "err"), [("end", 0, "[0, 1]\n", TOLD), ("stop", 143, "", TOLD), ("kill", 143, "", "")]
 )
-def test_the_process_that_starts_the_ranks_goes_on_after_a_stop(
-    tmp_path: Path, asked: str, code: int, out: str
+def test_a_run_ends_as_asked_where_the_process_that_starts_the_ranks_is_stopped_or_killed(
+    tmp_path: Path, asked: str, code: int, out: str, err: str
 ) -> None:
     ended = run_script(tmp_path, ASLEEP, asked)
     assert (ended.code, ended.out, ended.orphans) == (code, out, ()), ended.text
-    assert re.sub(r"pid \d+", "pid 7", ended.err) == (
-        "lockstep: the process that starts ranks and loader workers (pid 7) is stopped by a signal (SIGSTOP, Ctrl-Z); "
-        "it is told to go on\n"
-    )
-
-
-STOPPED_AND_KILLED = """
-import os, signal, time
-import lockstep
-from lockstep.config import Recovery
-
-def main(world, launcher):
-    world.barrier()
-    if os.path.exists("once"):
-        return "it began again"
-    signal.signal(signal.SIGTERM, lambda *_: os.kill(os.getppid(), signal.SIGKILL))
-    world.barrier()
-    if world.rank == 0:
-        open("once", "x").close()
-        os.kill(launcher, signal.SIGTERM)
-    time.sleep(100)
-
-if __name__ == "__main__":
-    print(lockstep.launch(main, os.getpid(), nproc=2, recovery=Recovery(max_restarts=1)))
-"""
-
-
-def test_a_run_that_was_told_to_stop_does_not_begin_again_without_the_process_that_starts_it(tmp_path: Path) -> None:
-    ended = run_script(tmp_path, STOPPED_AND_KILLED)
-    assert (ended.code, ended.out, ended.err, ended.orphans) == (143, "", "", ()), ended.text
+    assert re.sub(r"pid \d+", "pid 7", ended.err) == err
 
 
 MEETING = """

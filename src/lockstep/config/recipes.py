@@ -137,7 +137,10 @@ def imagenet() -> Config:
 
 RECIPES: dict[str, Callable[[], Config]] = {
     made.__name__.replace("_", "-"): made
-    for made in (digits, mnist, fashion_mnist, cifar10, cifar10_speed, cifar100, folder, photos, imagenet)
+    for made in (
+        *(digits, mnist, fashion_mnist, cifar10, cifar10_speed, cifar100),
+        *(folder, photos, imagenet),
+    )
 }
 
 

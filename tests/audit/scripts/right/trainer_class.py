@@ -45,11 +45,7 @@ class Trainer:
         self.epochs_run = snapshot["epochs_run"]
 
     def _save_snapshot(self, epoch):
-        snapshot = {
-            "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "epochs_run": epoch + 1,
-        }
+        snapshot = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), "epochs_run": epoch + 1}
         torch.save(snapshot, self.snapshot_path + ".part")
         os.replace(self.snapshot_path + ".part", self.snapshot_path)
 
