@@ -279,6 +279,7 @@ def test_a_rank_that_is_stopped_for_a_moment_is_waited_for(tmp_path: Path, hang_
     assert (ended.code, ended.out, ended.err, ended.orphans) == (0, "[0, 1, 2]\n", "", ()), ended.text
 
 
+@pytest.mark.slow
 def test_a_job_that_is_suspended_as_a_whole_goes_on(tmp_path: Path) -> None:
     """As by Ctrl-Z, which the process that starts the ranks is deaf to."""
     (tmp_path / "script.py").write_text(STOPPED)
