@@ -176,35 +176,58 @@ class World:
             yield
 
 
+class _MadeWhenAsked(c10d._World):
+    """torch's groups, whose default one is made by the first question for it, which most models never put."""
+
+    def __init__(self, make: Callable[[], object]) -> None:
+        super().__init__()
+        self._make, self._lock = [make], threading.RLock()
+        self.made: dist.ProcessGroup | None = None
+
+    @property
+    def default_pg(self) -> dist.ProcessGroup | None:
+        with self._lock:
+            if self._make:
+                self._make.pop()()
+            return self.made
+
+    @default_pg.setter
+    def default_pg(self, value: dist.ProcessGroup | None) -> None:
+        self.made = value
+
+
 @contextmanager
 def pretended_rank(rank: int, size: int) -> Iterator[None]:
     """Within, a process finds itself rank `rank` of `size`, by torch and by the environment, whatever it is.
 
-    Collectives return at once, as if the other ranks had brought nothing. It takes about a millisecond. Of a `size` of
-    0 it is alone: there is no group, and no launcher has started it.
+    Collectives return at once, as if the other ranks had brought nothing; the first one takes about a millisecond. Of a
+    `size` of 0 it is alone: there is no group, and no launcher has started it.
     """
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
     names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
     before = {name: os.environ.get(name) for name in names}
-    groups, real, hook = c10d._world, c10d._world.default_pg, sys.excepthook
-    made = groups.group_count  # of groups so far: the number names the next one, and has to be the same on all ranks
     for name, number in names.items():
         os.environ[name] = str(number)
         if not size:
             del os.environ[name]
-    c10d._update_default_pg(None)
-    if size:
-        dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=size)
+
+    def make() -> None:
+        from torch.testing._internal.distributed.fake_pg import FakeStore
+
+        if size:
+            dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=size)
+
+    real, hook = c10d._world, sys.excepthook
+    count = real.group_count  # of groups so far: the number names the next one, and has to be the same on all ranks
+    c10d._world = groups = _MadeWhenAsked(make)
     try:
         yield
     finally:
-        pretended = groups.default_pg
-        c10d._update_default_pg(real)
-        if size:
-            dist.destroy_process_group(pretended)
-        groups.group_count = made
-        sys.excepthook = hook  # torch wraps it, to put the rank before each line
+        c10d._world = real
+        if groups.made is not None:
+            c10d._update_default_pg(real.default_pg)
+            dist.destroy_process_group(groups.made)
+            real.group_count = count
+            sys.excepthook = hook  # torch wraps it, to put the rank before each line
         for name, value in before.items():
             os.environ.pop(name, None)
             os.environ |= {} if value is None else {name: value}

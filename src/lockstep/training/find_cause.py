@@ -23,7 +23,7 @@ from lockstep.parallel.given_statistics import GivenStatistics
 from lockstep.parallel.hidden_state import HiddenState
 from lockstep.parallel.module_state import replaced
 from lockstep.rng.draws import current
-from lockstep.training.outcomes import UNREPEATED, Outcome, StepPasses, added, following
+from lockstep.training.outcomes import UNREPEATED, Outcome, StepPasses, added, note_slopes
 
 AGAIN = 8  # passes: what is decided by a coin comes to the same in one of two, and then another cause is named
 ELSEWHERE = "something else on another process: by rank or id, threads, environment or time"
@@ -101,8 +101,7 @@ class _Experiment:
         loss = step.loss
 
         def noting(outputs: Any, labels: Tensor) -> Any:
-            for k, leaf in enumerate(following(outputs, len(labels))):
-                leaf.register_hook(partial(self.slopes.__setitem__, k))  # type: ignore[no-untyped-call]
+            note_slopes(outputs, len(labels), self.slopes.__setitem__)
             before = _generators()
             value = loss(outputs, labels)
             self.drew |= _moved(before)

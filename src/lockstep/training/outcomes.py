@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import pairwise
 from typing import Any, Protocol
 
@@ -343,6 +343,12 @@ def following(outputs: Any, count: int) -> list[Tensor]:
     """The outputs that follow samples, and bring back slopes."""
     found = (leaf for leaf in tree_leaves(outputs) if isinstance(leaf, Tensor) and leaf.requires_grad)
     return [leaf for leaf in found if leaf.ndim and len(leaf) == count]
+
+
+def note_slopes(outputs: Any, count: int, note: Callable[[int, Tensor], object]) -> None:
+    """Have backward call `note` with the number of each output that follows samples, and its gradient."""
+    for k, leaf in enumerate(following(outputs, count)):
+        leaf.register_hook(partial(note, k))  # type: ignore[no-untyped-call]
 
 
 def wholes(ranges: list[list[tuple[int, int]]]) -> list[Rows]:

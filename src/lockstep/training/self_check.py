@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import asdict, replace
-from functools import cache, partial
+from functools import cache
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -53,6 +53,7 @@ from lockstep.training.outcomes import (
     moved,
     moved_apart,
     norms_of,
+    note_slopes,
     uncollected,
     wholes,
 )
@@ -149,9 +150,8 @@ class SelfCheck(StepPasses):
         loss = step.loss
 
         def noting(outputs: Any, labels: Tensor) -> Any:
-            for k, leaf in enumerate(following(outputs, len(labels))):
-                note = partial(self._slopes.__setitem__, (len(self._before) - 1, k))
-                leaf.register_hook(note)  # type: ignore[no-untyped-call]
+            i = len(self._before) - 1
+            note_slopes(outputs, len(labels), lambda k, slope: self._slopes.update({(i, k): slope}))
             return loss(outputs, labels)
 
         notes = nullcontext() if self._notes is None else self._notes.noted()
@@ -253,7 +253,8 @@ class SelfCheck(StepPasses):
         some = [(i, start, min(stop, start + most)) for i, start, stop in wholes(ranges)]
         for i, one in self._exchanged(batch, ranges, [some, *[[]] * (self.ranks - 1)]):
             if not cause and not self.step.whole_batch and one.shards[0].size > 1:
-                place, cause = find_cause(self, one, self._before[i])
+                with suppress(torch.OutOfMemoryError):  # it keeps what every module gives
+                    place, cause = find_cause(self, one, self._before[i])
         place, cause = self._gather([place, cause])[0]
         cause = cause or self._of_ranks(batch, ranges)
         if place and (module := dict(self.bare.named_modules()).get(place)) is not None:
