@@ -32,9 +32,7 @@ USED = {
     "torch._foreach_norm": "the largest magnitudes of a bucket's gradients by a few kernels",
     "torch._foreach_lerp_": "moves all averages by a few kernels, as torch's optimizers do",
     "torch.testing._internal": "the store of torch's process group for tests, whose collectives wait for nobody",
-    "torch.distributed.distributed_c10d._World": (
-        "the class of _world, what torch knows of groups: who pretends has one that makes its group when asked"
-    ),
+    "torch.distributed.distributed_c10d._World": "what torch knows of groups: a rank that pretends has another object",
     "torch.distributed.distributed_c10d._update_default_pg": "the same: the real group is put aside, and back",
     "torch._foreach_mul_": "DDP's mean becomes a sum by a few kernels, and not one for each parameter",
     "torch.optim.optimizer._global_optimizer_pre_hooks": "whether somebody hears of every optimizer's step before it",
