@@ -120,7 +120,8 @@ class SelfCheck(StepPasses):
         """Where an image is another one in its batch than alone, or the loop changes images by random numbers, which no
         sample keys."""
         number, again = last_again(batch)
-        if again is not None and torch.allclose(batch.images[-1:], again, rtol=1e-3, atol=1e-3):
+        last = batch.images[-1:]
+        if again is not None and (torch.equal(last, again) or torch.allclose(last, again, rtol=1e-3, atol=1e-3)):
             again = None
         changed: list[str] = []
         if self._between is not None and batch.changed:
