@@ -333,7 +333,7 @@ def _intercept(compiled: bool) -> None:
     if compiled and not _users:
         from torch._dynamo import trace_rules  # takes a second
 
-        # The compiler lists torch's functions by their names, anew after each new process group (so after each check):
+        # The compiler lists torch's functions by their names, anew after each new process group (a check may make one):
         # while ours have these names, it would take them for torch's and not leave the graph.
         trace_rules.get_torch_obj_rule_map()
     with _lock:
