@@ -120,8 +120,9 @@ class SelfCheck(StepPasses):
         """Where an image is another one in its batch than alone, or the loop changes images by random numbers, which no
         sample keys."""
         number, again = last_again(batch)
-        last = batch.images[-1:]
-        if again is not None and (torch.equal(last, again) or torch.allclose(last, again, rtol=1e-3, atol=1e-3)):
+        if again is not None and (
+            torch.equal(last := batch.images[-1:], again) or torch.allclose(last, again, 1e-3, 1e-3)
+        ):
             again = None
         changed: list[str] = []
         if self._between is not None and batch.changed:
@@ -263,27 +264,35 @@ class SelfCheck(StepPasses):
         return replace(finding, cause=f"{place}: {cause}" if place else cause, placed=bool(place))
 
     def _of_ranks(self, batch: Batch, ranges: list[list[tuple[int, int]]]) -> str:
-        """Whether rank 0's samples give something else on another rank, and why. All ranks call it together.
-
-        One process takes them as one of two ranks, and as the other.
-        """
+        """Whether rank 0's samples give something else on another rank, and why: one thing after the other is changed.
+        All ranks call it together. One process takes them as one of two ranks, and as the other."""
         ((_, one),) = self._exchanged(batch, ranges, [[(0, *ranges[0][0])]] * self.ranks)
         mine = {name: str(value) for name, value in held(self.step).items()}
         values = self._start.values.items()
         mine |= {name: digest(value) for name, value in values if not is_of_the_process(name)}
-        found = []
-        for rank in range(2 if self.ranks == 1 else 1):
+
+        def norms(rank: int, ranks: int, number: int, other_threads: bool) -> list[float]:
             self._start.restore()
-            with self.by_itself(own := rank or self.rank, max(2, self.ranks), other_threads=own % 2 == 1):
+            with self.by_itself(rank, ranks, other_threads), pretended_process(1000 + number):
                 self.step.take_passes(one)
-            found += self._gather(norms_of(self.step.take_gradients()).tolist())
-        first, *others = map(torch.tensor, found)
-        if all(bool(((norms - first).abs() <= self.limit * first.norm()).all()) for norms in others):
+            return norms_of(self.step.take_gradients()).tolist()
+
+        def near(some: list[float], others: list[float]) -> bool:
+            a, b = torch.tensor(some), torch.tensor(others)
+            return bool(((a - b).abs() <= self.limit * a.norm()).all())
+
+        owns = [self.rank] if self.ranks > 1 else [0, 1]
+        first, *others = (e for own in owns for e in self._gather(norms(own, max(2, self.ranks), own, own % 2 == 1)))
+        if all(near(first, each) for each in others):
             return ""
         everyone = self._gather(mine)
         if names := [name for name in mine if any(other.get(name) != mine[name] for other in everyone)]:
             return f"the processes hold different values of {names[0].removeprefix(LENGTH)}"
-        return f"the same samples give {ELSEWHERE}"
+        alone = norms(0, 2, 0, False)
+        tried = {"rank": (1, 2, 0, False), "process id": (0, 2, 1, False), "number of threads": (0, 2, 0, True)}
+        apart = [what for what, other in tried.items() if not near(alone, norms(*other))]
+        cause = f"something else with another {apart[0]}" if apart else ELSEWHERE
+        return f"the same samples give {self._gather(cause)[0]}"
 
     def _shared_out(self, batch: Batch, actual: Outcome) -> list[Finding]:
         """Parts of the micro-batches pass by themselves, each from the state in which its micro-batch found the model:
