@@ -184,7 +184,7 @@ class OwnBackward(Odd):
 
 @case("", "largest", what="buffer")
 class Largest(Net):
-    """A buffer that is the largest norm seen."""
+    """A buffer that is the largest norm seen, beside what nothing uses."""
 
     largest: Tensor
 
@@ -192,7 +192,7 @@ class Largest(Net):
         self.register_buffer("largest", torch.ones(()))
 
     def middle(self, x: Tensor) -> Tensor:
-        y = torch.tanh(self.second(x)) / self.largest
+        self.seen, y = x.detach(), torch.tanh(self.second(x)) / self.largest
         self.largest = torch.maximum(self.largest, x.detach().sum(0).abs().max())
         return y
 
@@ -409,7 +409,7 @@ def test_what_depends_on_the_number_of_processes_is_said_on_any_number_of_them(n
                 silent.append(name)
             elif not any(
                 expected["cause"] in cause and expected["place"] in message and expected["what"] in what
-                for what, _, cause, message in rank[name]
+                for what, _, cause, message in rank[name][:1]
             ):
                 otherwise[name] = rank[name]
     assert (silent, otherwise) == ([], {})

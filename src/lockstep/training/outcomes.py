@@ -301,7 +301,7 @@ class StepPasses:
             for state in (here, there):
                 state.restore()
                 for name, _ in self.bare.named_buffers():
-                    here.give(name, here.values[name])
+                    state.give(name, here.values[name])
                 for layer in norms if frozen else ():
                     layer.training = False
                 with self.by_itself():
