@@ -254,8 +254,10 @@ class StepPasses:
                 break
             each, of_loss = self.apart(other, again(_TRIES * batch.step + number))
             if not number:
-                largest = float(each.max())  # noise would explain a drift as smooth as a clock's too: once, it is asked
-                if largest < math.inf and self.checked >= self._ask_at and (self._asks or largest > _WILD):
+                largest = float(each.max())
+                # a drift as smooth as a clock's would be explained as well; of rounding, moved inputs do far more
+                asks = largest > _WILD or (self._asks and float(size.max()) > largest / 4)
+                if asks and largest < math.inf and self.checked >= self._ask_at:
                     same, _ = self.apart(other, again(None))
                     least = self.limit if largest > _WILD else max(self.limit, largest / 4)
                     if names := [name for name, apart in zip(self.step.named, same, strict=True) if apart > least]:
