@@ -1055,7 +1055,6 @@ def test_units_that_rounding_turns_off_may_be_in_any_layer(turned: float, found:
         return Outcome(gradients, torch.ones(2, dtype=torch.float64), HiddenState({}, []))
 
     batch = replace(batch_of(World.single(), 4, 0), images=torch.randn(4, 4))
-    compared = step.check.compared(
-        batch, outcome(0, 1e-2), outcome(0, 0), lambda seed: outcome(0 if seed is None else turned, 0)
-    )
+    moves = [lambda seed: step.check.apart(outcome(0, 0), outcome(0 if seed is None else turned, 0))] * 3
+    compared = step.check.compared(batch, outcome(0, 1e-2), outcome(0, 0), moves)
     assert [each.place for each in compared] == found

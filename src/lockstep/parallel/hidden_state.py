@@ -381,9 +381,8 @@ def differing(a: HiddenState, b: HiddenState) -> list[str]:
 def same(a: Any, b: Any) -> bool:
     """Whether two values are the same; NaN is itself here."""
     if isinstance(a, Tensor) and isinstance(b, Tensor):
-        return (a.shape, a.dtype, a.device) == (b.shape, b.dtype, b.device) and bool(
-            ((a == b) | ((a != a) & (b != b))).all()
-        )
+        alike = (a.shape, a.dtype, a.device) == (b.shape, b.dtype, b.device)
+        return alike and (torch.equal(a, b) or bool(((a == b) | ((a != a) & (b != b))).all()))
     if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
         return a.shape == b.shape and a.tobytes() == b.tobytes()
     if isinstance(a, dict) and isinstance(b, dict):

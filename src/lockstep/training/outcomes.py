@@ -7,7 +7,7 @@ part of all gradients. How much of that is rounding depends on the type in which
 import gc
 import math
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -42,10 +42,14 @@ _LIMITS = {
 
 
 NOISE = 32.0  # times what moved inputs do
-_TRIES = 3  # moves of the inputs: a maximum that is taken elsewhere, or not, may go with any of them
+TRIES = 3  # moves of all inputs: a maximum that is taken elsewhere, or not, may go with any of them
 _WILD = 1e-2  # a difference with moved inputs by which one asks whether it is for the moves
 _ASKED = 3  # checks for which the answer holds: it takes a pass
 _FRESH = 10  # checks for which what moves have done is taken for what they would do now
+_ROW = 4096  # elements whose squares float32 adds up without a loss that matters
+
+# how far a gradient of each parameter, and the loss, are from themselves with inputs moved by a seed, or not at all
+Moves = Callable[[int | None], tuple[Tensor, float]]
 
 # the first is said: a pass fails, bits in exact mode, ...; before gradients, state that each process moves by itself,
 # which shows on one process as well, where gradients are those of the whole batch
@@ -217,23 +221,46 @@ class StepPasses:
         with self.by_itself(0, 2), NoCollectives():  # type: ignore[no-untyped-call]
             self.bare(batch.images[: batch.shards[0].size])
 
-    def apart(self, a: Outcome, b: Outcome) -> tuple[Tensor, float]:
-        """float64 [parameters] on the host: each gradient's relative difference; and the loss's. Of NaN: infinite."""
-        difference = norms_of([_minus(x, y) for x, y in zip(a.gradients, b.gradients, strict=True)])
-        norms = torch.maximum(a.norms, b.norms)
+    def summed(self, found: list[Tensor | None]) -> list[Tensor | None]:
+        """Gradients of parts over all ranks; these are used up."""
+        if self.step.sync.ranks == 1:
+            return found
+        pending = []
+        for i, p in enumerate(self.step.named.values()):
+            if p.requires_grad:
+                found[i] = whole = torch.zeros_like(p) if (own := found[i]) is None else own.to_dense()
+                pending.append(dist.all_reduce(whole, async_op=True))
+        for work in pending:
+            work.wait()
+        return found
+
+    def apart(self, a: Outcome, b: Outcome, of: Outcome | None = None) -> tuple[Tensor, float]:
+        """float64 [parameters] on the host: each gradient's relative difference; and the loss's. Of NaN: infinite.
+
+        `of`: a and b are parts of this one, of which each rank has some.
+        """
+        difference = norms_of(_minus(x, y) for x, y in zip(a.gradients, b.gradients, strict=True))
+        if of is None:
+            norms, losses = torch.maximum(a.norms, b.norms), [self._mean(each.loss) for each in (a, b)]
+            away, largest = abs(losses[0] - losses[1]), max(map(abs, losses))
+        else:
+            summed = torch.cat([difference**2, (a.loss - b.loss)[:1].abs()])
+            if self.step.sync.ranks > 1:
+                dist.all_reduce(summed)
+            norms, difference, away, largest = of.norms, summed[:-1].sqrt(), float(summed[-1]), abs(float(of.loss[0]))
         total = norms.norm()
         size = difference / norms.clamp(min=self.least * total) if total > 0 else difference * 0
-        values = [float(loss[0] / loss[1]) if loss[1] else float(loss[0]) for loss in (a.loss, b.loss)]
-        largest = max(map(abs, values))
-        loss = abs(values[0] - values[1]) / largest if largest else 0.0
+        loss = away / largest if largest else 0.0
         return size.nan_to_num(nan=math.inf), math.inf if math.isnan(loss) else loss
 
-    def compared(
-        self, batch: Batch, actual: Outcome, other: Outcome, again: Callable[[int | None], Outcome]
-    ) -> list[Finding]:
+    @staticmethod
+    def _mean(loss: Tensor) -> float:
+        return float(loss[0] / loss[1]) if loss[1] else float(loss[0])
+
+    def compared(self, batch: Batch, actual: Outcome, other: Outcome, moves: Sequence[Moves]) -> list[Finding]:
         """Where gradients, or else the loss, differ by more than rounding: the first gradient in the model's order.
 
-        `again` takes the other's passes with images moved by this seed, or as they are.
+        `moves`, as many as it takes to explain what differs: of the other's passes, or at first of a part of them.
         """
         size, loss = self.apart(actual, other)
         if not (float(size.max()) > self.limit or loss > self.limit):
@@ -247,18 +274,16 @@ class StepPasses:
             overall = float((noise * other.norms).norm() / other.norms.norm().clamp(min=1e-300))
             return (size > (noise.clamp(min=overall) * NOISE).clamp(min=self.limit)) | size.isinf()
 
-        # a move is a pass of the whole batch: none more than it takes to explain what differs
-        tries = _TRIES if batch.images.is_floating_point() else 0
-        for number in range(tries):
+        for number, move in enumerate(moves if batch.images.is_floating_point() else ()):
             if not unexplained().any() and loss <= max(self.limit, NOISE * loss_noise):
                 break
-            each, of_loss = self.apart(other, again(_TRIES * batch.step + number))
+            each, of_loss = move(len(moves) * batch.step + number)
             if not number:
                 largest = float(each.max())
                 # a drift as smooth as a clock's would be explained as well; of rounding, moved inputs do far more
                 asks = largest > _WILD or (self._asks and float(size.max()) > largest / 4)
                 if asks and largest < math.inf and self.checked >= self._ask_at:
-                    same, _ = self.apart(other, again(None))
+                    same, _ = move(None)
                     least = self.limit if largest > _WILD else max(self.limit, largest / 4)
                     if names := [name for name, apart in zip(self.step.named, same, strict=True) if apart > least]:
                         return [Finding(batch.step, "gradient", names[0], float(same.max()), UNREPEATED)]
@@ -302,7 +327,7 @@ class StepPasses:
             outcomes = []  # with the draws of another step, which a cache of drawn masks would keep from coming
             for state in (here, there):
                 state.restore()
-                for name, _ in self.bare.named_buffers():
+                for name in {name for name, _ in self.bare.named_buffers()} & here.values.keys():
                     state.give(name, here.values[name])
                 for layer in norms if frozen else ():
                     layer.training = False
@@ -316,13 +341,17 @@ class StepPasses:
         return [Finding(batch.step, "state", names[0].removeprefix(LENGTH), largest, follows)]
 
 
-def norms_of(gradients: Sequence[Tensor | None]) -> Tensor:
+def norms_of(gradients: Iterable[Tensor | None]) -> Tensor:
     """float64 [parameters] on the host; of sharded ones over all ranks."""
-    own = [None if g is None else local(g) for g in gradients]
-    squares = torch.tensor([0.0 if g is None else _norm(g) ** 2 for g in own], dtype=torch.float64)
-    if any(g is not o for g, o in zip(gradients, own, strict=True)):
-        dist.all_reduce(squares)
-    return squares.sqrt()
+    squares, sharded = list[float](), False
+    for gradient in gradients:
+        own = None if gradient is None else local(gradient)
+        sharded |= own is not gradient
+        squares.append(0.0 if own is None else _norm(own) ** 2)
+    found = torch.tensor(squares, dtype=torch.float64)
+    if sharded:
+        dist.all_reduce(found)
+    return found.sqrt()
 
 
 def _minus(a: Tensor | None, b: Tensor | None) -> Tensor | None:
@@ -334,13 +363,19 @@ def _minus(a: Tensor | None, b: Tensor | None) -> Tensor | None:
 
 
 def added(some: Sequence[Tensor | None], more: Sequence[Tensor | None]) -> list[Tensor | None]:
-    """The sums of gradients, of which a parameter may have none; those of `some` are used up."""
-    return [b if a is None else a if b is None else a.add_(b) for a, b in zip(some, more, strict=True)]
+    """The sums of gradients, of which a parameter may have none; those of `more` are used up."""
+    return [b if a is None else a.clone() if b is None else b.add_(a) for a, b in zip(some, more, strict=True)]
 
 
 def _norm(gradient: Tensor) -> float:
     gradient = gradient.detach()
     gradient = gradient.coalesce().values() if gradient.is_sparse else gradient
+    rows = gradient.numel() // _ROW * _ROW
+    if gradient.dtype == torch.float32 and rows:  # in float64 it takes ten times as long
+        flat = gradient.reshape(-1)
+        norm = float(torch.linalg.vector_norm(flat[:rows].view(-1, _ROW), dim=1).double().norm())
+        if 1e-15 < norm < 1e15:  # so that squares are numbers of float32 as well
+            return math.hypot(norm, _norm(flat[rows:]))
     return float(torch.linalg.vector_norm(gradient, dtype=torch.complex128 if gradient.is_complex() else torch.float64))
 
 

@@ -39,6 +39,7 @@ from lockstep.training.outcomes import (
     HELD,
     KINDS,
     NOISE,
+    TRIES,
     UNREPEATED,
     Finding,
     Outcome,
@@ -290,8 +291,8 @@ class SelfCheck(StepPasses):
             return f"the processes hold different values of {names[0].removeprefix(LENGTH)}"
         alone = norms(0, 2, 0, False)
         tried = {"rank": (1, 2, 0, False), "process id": (0, 2, 1, False), "number of threads": (0, 2, 0, True)}
-        apart = [what for what, other in tried.items() if not near(alone, norms(*other))]
-        cause = f"something else with another {apart[0]}" if apart else ELSEWHERE
+        what = next((what for what, other in tried.items() if not near(alone, norms(*other))), "")
+        cause = f"something else with another {what}" if what else ELSEWHERE
         return f"the same samples give {self._gather(cause)[0]}"
 
     def _shared_out(self, batch: Batch, actual: Outcome) -> list[Finding]:
@@ -300,31 +301,33 @@ class SelfCheck(StepPasses):
         ranges = self._ranges(batch)
         whole = wholes(ranges)
         self._first = [start for _, start, _ in whole]
-        number = 2 + self.checked % 2 if self.ranks <= self._most else max(2, self.ranks - 1)
         parts: list[list[Rows]] = [[] for _ in range(self.ranks)]
         self._takers, self._thorough = {}, self._second or self.checked in _THOROUGH
-        single = self._second or self.checked % _SINGLE == 1
+        single = self._thorough or self.checked % _SINGLE == 1
+        number = 2 + single if self.ranks <= self._most else max(2, self.ranks - 1)
         for i, start, stop in whole:
             for k, (a, b) in enumerate(cuts := cut(start, stop, self.group(), number, single)):
                 parts[(k + 1) % self.ranks].append((i, a, b))
                 self._takers[i, a] = k, len(cuts)
-        found = self._taken(batch, actual, self._exchanged(batch, ranges, parts), given=True)
+        found = self._taken(batch, actual, ranges, parts, given=True)
         if self._thorough and 1 < self.ranks <= self._most:
             parts = [whole, *[[]] * (self.ranks - 1)]
-            found += self._taken(batch, actual, self._exchanged(batch, ranges, parts), given=False)
+            found += self._taken(batch, actual, ranges, parts, given=False)
         everyone = [Finding(**each) for of_rank in self._gather([asdict(each) for each in found]) for each in of_rank]
         kinds = {each.what: each for each in reversed(everyone)}
         return [kinds[what] for what in KINDS if what in kinds]
 
-    def _taken(self, batch: Batch, actual: Outcome, shares: list[tuple[int, Batch]], given: bool) -> list[Finding]:
-        """What this rank finds by parts that the ranks take: its own, with the numbers of their micro-batches.
+    def _taken(
+        self, batch: Batch, actual: Outcome, ranges: list[list[tuple[int, int]]], parts: list[list[Rows]], given: bool
+    ) -> list[Finding]:
+        """What this rank finds by parts that the ranks take, with the numbers of their micro-batches.
 
         `given`: batch norm's statistics are those of the whole micro-batch, which is not itself what passes.
         """
         states: list[States] = [[] for _ in batch.shards]
-        loss, error = torch.zeros(2, dtype=torch.float64), [""]
+        shares, taken, error = self._exchanged(batch, ranges, parts), [], [""]
         try:
-            loss = self._passed(shares, given, states)
+            taken = [self._passed(some, given, states) for some in (shares[:1], shares[1:])]
         except UserError as refusal:
             error = [refusal.message, refusal.remedy]
         except Exception as failure:
@@ -343,20 +346,30 @@ class SelfCheck(StepPasses):
             return [Finding(batch.step, "pass", "", math.inf, error[0])]
         sloped = given and self.step.whole_batch  # then a part has no loss of its own
 
-        def outcome(loss: Tensor) -> Outcome:
+        def outcome(gradients: list[Tensor | None], loss: Tensor) -> Outcome:
+            return Outcome(gradients, actual.loss if sloped else loss, actual.state)
+
+        def summed(gradients: list[Tensor | None], loss: Tensor) -> Outcome:
             if self.ranks > 1:
                 dist.all_reduce(loss)
-            return Outcome(self._summed(), actual.loss if sloped else loss, actual.state)
+            return outcome(self.summed(gradients), loss)
 
-        found = self.compared(
-            batch, actual, outcome(loss), lambda seed: outcome(self._passed(shares, given, None, seed))
-        )
+        (first, of_first), (rest, of_rest) = taken
+        one, other = outcome(first, of_first), summed(added(first, rest), of_first + of_rest)
+
+        def of_one(seed: int | None) -> tuple[Tensor, float]:
+            return self.apart(one, outcome(*self._passed(shares[:1], given, None, seed)), other)
+
+        def of_all(seed: int | None) -> tuple[Tensor, float]:
+            return self.apart(other, summed(*self._passed(shares, given, None, seed)))
+
+        cheaper = max(map(len, parts)) > 1
+        found = self.compared(batch, actual, other, [of_one] * cheaper + [of_all] * TRIES)
 
         @cache
         def again(seed: int | None) -> list[States]:
             found: list[States] = [[] for _ in batch.shards]
             self._passed(shares, given, found, seed)
-            self.step.take_gradients()
             return found
 
         for i, each in enumerate(states):
@@ -393,8 +406,8 @@ class SelfCheck(StepPasses):
         given: bool,
         states: list[States] | None,
         seed: int | None = None,
-    ) -> Tensor:
-        """Take parts; their loss, as `loss` has it. `seed`: of a small change of their images."""
+    ) -> tuple[list[Tensor | None], Tensor]:
+        """Take parts: their gradients, and loss as `loss` has it. `seed`: of a small change of their images."""
         step, losses = self.step, torch.zeros(2, dtype=torch.float64)
         by = 0.0 if seed is None else self.moved_by * (-1) ** seed  # means go both ways
         gradients: list[Tensor | None] = [None] * len(step.named)
@@ -424,8 +437,7 @@ class SelfCheck(StepPasses):
             if states is not None:
                 states[i].append((one.shards[0].size, self.state()))
         step.checks_mean = False
-        step.give_gradients(gradients)
-        return losses
+        return gradients, losses
 
     def _sloped(self, batch: Batch, number: int) -> AbstractContextManager[None]:
         """Within, where the loss wants the whole batch, a part's brings its outputs the slopes that the whole's did."""
@@ -438,20 +450,6 @@ class SelfCheck(StepPasses):
             return torch.stack(parts).sum() * (batch.count / len(labels)), None
 
         return replaced(self.step, loss=loss, whole_batch=False)
-
-    def _summed(self) -> list[Tensor | None]:
-        """The gradients that parts have left, over all ranks."""
-        found = self.step.take_gradients()
-        if self.ranks == 1:
-            return found
-        pending = []
-        for i, p in enumerate(self.step.named.values()):
-            if p.requires_grad:
-                found[i] = whole = torch.zeros_like(p) if (own := found[i]) is None else own.to_dense()
-                pending.append(dist.all_reduce(whole, async_op=True))
-        for work in pending:
-            work.wait()
-        return found
 
     def _compared_buffers(
         self,
@@ -521,7 +519,8 @@ class SelfCheck(StepPasses):
                 found = step.take_passes(replace(new, images=images * (1 + signs.to(images) * by)))
             return Outcome(step.take_gradients(), self.loss(found, new.shards), actual.state)
 
-        return self.compared(batch, actual, again(None), again)
+        other = again(None)
+        return self.compared(batch, actual, other, [lambda seed: self.apart(other, again(seed))] * TRIES)
 
     # Exact mode: slices by themselves, one after the other, on other ranks; the same bits.
 
