@@ -260,7 +260,8 @@ class StepPasses:
     def compared(self, batch: Batch, actual: Outcome, other: Outcome, moves: Sequence[Moves]) -> list[Finding]:
         """Where gradients, or else the loss, differ by more than rounding: the first gradient in the model's order.
 
-        `moves`, as many as it takes to explain what differs: of the other's passes, or at first of a part of them.
+        `moves`, as many as it takes to explain what differs: of the other's passes, the first one of a part of them,
+        perhaps.
         """
         size, loss = self.apart(actual, other)
         if not (float(size.max()) > self.limit or loss > self.limit):
@@ -278,19 +279,18 @@ class StepPasses:
             if not unexplained().any() and loss <= max(self.limit, NOISE * loss_noise):
                 break
             each, of_loss = move(len(moves) * batch.step + number)
-            if not number:
-                largest = float(each.max())
-                # a drift as smooth as a clock's would be explained as well; of rounding, moved inputs do far more
-                asks = largest > _WILD or (self._asks and float(size.max()) > largest / 4)
-                if asks and largest < math.inf and self.checked >= self._ask_at:
-                    same, _ = move(None)
-                    least = self.limit if largest > _WILD else max(self.limit, largest / 4)
-                    if names := [name for name, apart in zip(self.step.named, same, strict=True) if apart > least]:
-                        return [Finding(batch.step, "gradient", names[0], float(same.max()), UNREPEATED)]
-                    self._asks = False
-                    self._ask_at = self.checked + _ASKED
-                noise, loss_noise = each, of_loss
-            noise, loss_noise = torch.maximum(noise, each), max(loss_noise, of_loss)
+            largest = float(each.max())
+            # a drift as smooth as a clock's would be explained as well; of rounding, moved inputs do far more
+            asks = largest > _WILD or (not number and self._asks and float(size.max()) > largest / 4)
+            if asks and largest < math.inf and self.checked >= self._ask_at:
+                same, _ = moves[-1](None)
+                least = self.limit if largest > _WILD else max(self.limit, largest / 4)
+                if names := [name for name, apart in zip(self.step.named, same, strict=True) if apart > least]:
+                    return [Finding(batch.step, "gradient", names[0], float(same.max()), UNREPEATED)]
+                self._asks = False
+                self._ask_at = self.checked + _ASKED
+            kept = (noise, loss_noise) if number else (each, of_loss)
+            noise, loss_noise = torch.maximum(kept[0], each), max(kept[1], of_loss)
             self._noise = (self.checked, noise, loss_noise) if float(noise.max()) <= _WILD else None
         for name, value, apart in zip(self.step.named, size.tolist(), unexplained().tolist(), strict=True):
             if apart:
