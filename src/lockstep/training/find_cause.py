@@ -1,6 +1,6 @@
 """Where and why a part of a batch gives something else than the whole: small experiments on one process.
 
-Some samples of the step pass whole and in two parts, with every module's outputs noted. The first module whose outputs
+Some samples of the step pass whole and in parts, with every module's outputs noted. The first module whose outputs
 part although its inputs don't is the place; which generators moved while it ran, the loss and its slopes alone, and the
 same without backward hooks say why.
 """
@@ -23,7 +23,7 @@ from lockstep.parallel.given_statistics import GivenStatistics
 from lockstep.parallel.hidden_state import HiddenState
 from lockstep.parallel.module_state import replaced
 from lockstep.rng.draws import current
-from lockstep.training.outcomes import UNREPEATED, Outcome, StepPasses, added, note_slopes
+from lockstep.training.outcomes import UNREPEATED, Outcome, StepPasses, added, cut, note_slopes
 
 AGAIN = 8  # passes: what is decided by a coin comes to the same in one of two, and then another cause is named
 ELSEWHERE = "something else on another process: by rank or id, threads, environment or time"
@@ -41,17 +41,18 @@ class Call:
 
 
 def find_cause(check: StepPasses, batch: Batch, start: HiddenState) -> tuple[str, str]:
-    """The place and the cause of a difference between samples whole and in two parts; empty: none was seen.
+    """The place and the cause of a difference between samples whole and in parts; empty: none was seen.
 
     `batch`: of one shard, which passes from the state `start`.
     """
-    groups = -(-batch.shards[0].size // check.group())
-    cuts = [cut * check.group() for cut in dict.fromkeys((groups // 2, groups // 3 | 1)) if 0 < cut < groups]
     whole = _Experiment(check, batch, start, slice(None))
     if any(_apart(check, whole, [_Experiment(check, batch, start, slice(None))])[0] for _ in range(AGAIN)):
         return "", UNREPEATED
-    for cut in cuts:
-        parts = [_Experiment(check, batch, start, rows, whole.statistics) for rows in (slice(cut), slice(cut, None))]
+    for single in (False, True):  # cut as a check does it
+        rows = [slice(*ends) for ends in cut(0, batch.shards[0].size, check.group(), 2 + single, single)]
+        if len(rows) == 1:
+            continue
+        parts = [_Experiment(check, batch, start, each, whole.statistics) for each in rows]
         if call := _parting(check, whole, parts):
             return call.name or "the model", _why(check, call)
         gradients, loss = _apart(check, whole, parts)
@@ -59,15 +60,14 @@ def find_cause(check: StepPasses, batch: Batch, start: HiddenState) -> tuple[str
         if loss or (gradients and any(_differs(check, slope, *others) for slope, others in slopes)):
             return "the loss", _draws(whole.drew) or "that of a batch is not the mean over its samples'"
         if gradients:
-            return _in_backward(check, batch, start, cut)
+            return _in_backward(check, batch, start, rows)
     return "", ""
 
 
-def _in_backward(check: StepPasses, batch: Batch, start: HiddenState, cut: int) -> tuple[str, str]:
+def _in_backward(check: StepPasses, batch: Batch, start: HiddenState, rows: list[slice]) -> tuple[str, str]:
     """Where outputs agree and gradients don't: the same without backward hooks."""
     hooked = [name for name, m in check.bare.named_modules() if m._backward_hooks or m._backward_pre_hooks]
     whole = _Experiment(check, batch, start, slice(None), hooks=False)
-    rows = slice(cut), slice(cut, None)
     parts = [_Experiment(check, batch, start, each, whole.statistics, hooks=False) for each in rows]
     if hooked and not _apart(check, whole, parts)[0]:
         return hooked[0], "a backward hook on it looks at the gradients of all samples that pass together"

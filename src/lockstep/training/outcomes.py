@@ -282,11 +282,12 @@ class StepPasses:
             largest = float(each.max())
             # a drift as smooth as a clock's would be explained as well; of rounding, moved inputs do far more
             asks = largest > _WILD or (not number and self._asks and float(size.max()) > largest / 4)
-            if asks and largest < math.inf and self.checked >= self._ask_at:
+            if asks and self.checked >= self._ask_at:
                 same, _ = moves[-1](None)
                 least = self.limit if largest > _WILD else max(self.limit, largest / 4)
-                if names := [name for name, apart in zip(self.step.named, same, strict=True) if apart > least]:
-                    return [Finding(batch.step, "gradient", names[0], float(same.max()), UNREPEATED)]
+                for name, apart in zip(self.step.named, same.tolist(), strict=True):
+                    if least < apart < math.inf:  # what isn't finite isn't itself either
+                        return [Finding(batch.step, "gradient", name, apart, UNREPEATED)]
                 self._asks = False
                 self._ask_at = self.checked + _ASKED
             kept = (noise, loss_noise) if number else (each, of_loss)
