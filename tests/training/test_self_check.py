@@ -612,13 +612,20 @@ def test_what_only_rounding_moves_is_no_finding() -> None:
 
 
 class Ghost(Net):
-    """Normalises four samples at a time, and a single one not at all."""
+    """Normalises four samples at a time."""
 
     def begin(self) -> None:
         self.norm = nn.BatchNorm1d(HIDDEN)
 
     def middle(self, x: Tensor) -> Tensor:
-        return torch.cat([self.norm(part) if len(part) > 1 else part for part in super().middle(x).split(4)])
+        return torch.cat([self.norm(part) for part in super().middle(x).repeat(2, 1).split(4)])[: len(x)]
+
+
+class Bare(Ghost):
+    """And a single one not at all."""
+
+    def middle(self, x: Tensor) -> Tensor:
+        return super().middle(x) if len(x) > 1 else x
 
 
 class Rare(Net):
@@ -655,6 +662,7 @@ class Exits(Net):
         ),
         (Ghost, 1, "batch norm is called more often for some samples than for others: a process would wait for"),
         (Rare, 2, "2 parameter(s) took no part in the loss: second.weight, second.bias"),
+        (Bare, 1, "4 parameter(s) took no part in the loss: second.weight, second.bias, norm.weight, norm.bias"),
     ],
 )
 def test_what_some_shares_leave_out_is_refused_on_any_number_of_processes(

@@ -67,6 +67,11 @@ _THOROUGH = {1, 16}  # the checks that change threads, and have one of several r
 _MOST = 4  # times its own share that a rank takes; more would keep too many others waiting for too long
 _BUFFERS = 50.0  # times the limit
 _SMALL = 1e12  # what comes to this doesn't overflow in another order
+_UNEVEN = [
+    "batch norm is called more often for some samples than for others: a process would wait for others that call it "
+    "less often, for ever",
+    "Call it once for the batch, or take --batch-norm groups:SAMPLES or local, where nobody waits.",
+]
 
 _reported = WeakKeyDictionary[nn.Module, set[str]]()  # of a model that has several steps, too: a sentence a run
 
@@ -94,7 +99,7 @@ class SelfCheck(StepPasses):
         self.report: Callable[[Finding, bool], object] = self._warn
         self._most = _MOST
         self._takers: dict[tuple[int, int], tuple[int, int]] = {}  # as which rank of how many a part passes
-        self._again = self._second = self._thorough = False
+        self._again = self._second = self._thorough = self._uneven = False
         self._seen, self._reported = set[tuple[str, str]](), _reported.setdefault(self.bare, set())
         self._added: dict[str, Tensor | bool] = {}  # buffers whose changes are added up
         self._notes: GivenStatistics | None = None
@@ -328,11 +333,13 @@ class SelfCheck(StepPasses):
         shares, taken, error = self._exchanged(batch, ranges, parts), [], [""]
         try:
             taken = [self._passed(some, given, states) for some in (shares[:1], shares[1:])]
+            error = _UNEVEN if self._uneven else error
         except UserError as refusal:
             error = [refusal.message, refusal.remedy]
         except Exception as failure:
             error = [f"{type(failure).__name__}: {(str(failure).splitlines() or [''])[0]}"]
-        if error := next((each for each in self._gather(error) if each[0]), []):
+        errors = [each for each in self._gather(error) if each[0]]
+        if error := min(errors, key=_UNEVEN.__eq__, default=[]):  # a run meets what else is said before it waits
             self.step.take_gradients()
             if error[1:]:
                 raise UserError(*error)
@@ -425,13 +432,8 @@ class SelfCheck(StepPasses):
                 self._sloped(one, i) if given and step.whole_batch else nullcontext(),
             ):
                 found = step.take_passes(one)
-            if given and self._notes is not None and self._notes.others:
-                raise UserError(
-                    "batch norm is called more often for some samples than for others: a process would wait for "
-                    "others that call it less often, for ever",
-                    "Call it once for the batch, or take --batch-norm groups:SAMPLES or local, where nobody waits.",
-                )
             step.require_gradients()  # a process that has this part alone would have none either
+            self._uneven |= given and self._notes is not None and self._notes.others
             gradients = added(gradients, step.take_gradients())
             losses += self.loss(found, one.shards, everywhere=False)
             if states is not None:
