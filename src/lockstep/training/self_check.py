@@ -98,6 +98,7 @@ class SelfCheck(StepPasses):
         # of each kind the first finding, and whether it is the first of all, which alone is worth a line
         self.report: Callable[[Finding, bool], object] = self._warn
         self._most = _MOST
+        self._comparable = step.sync.comparable and step.draws is not None
         self._takers: dict[tuple[int, int], tuple[int, int]] = {}  # as which rank of how many a part passes
         self._again = self._second = self._thorough = self._uneven = False
         self._seen, self._reported = set[tuple[str, str]](), _reported.setdefault(self.bare, set())
@@ -106,21 +107,20 @@ class SelfCheck(StepPasses):
         self._between: HiddenState | None = None  # the generators after the step before
         self._before: list[HiddenState] = []  # each pass of the step under way
 
-    def due(self, calls: int) -> bool:
-        """Whether the step after so many of this process is to be compared."""
-        if self.law == "off" or not self.step.sync.comparable or self.step.draws is None:
+    def due(self, checked: bool) -> bool:
+        """Whether a step is to be compared, by itself (`is_checked`) or because the one before left a doubt."""
+        if not (checked or self._again) or self.law == "off" or not self._comparable:
             return False
-        due, self._second, self._again = self._again or is_checked(calls), self._again, False
-        return due
+        self._second, self._again = self._again, False
+        return True
 
     def _warn(self, finding: Finding, first: bool) -> None:
         if first and self.rank == 0:
             warnings.warn(f'{finding.message}. TrainStep(..., law="off") looks no more', stacklevel=6)
 
-    def note_generators(self, step: int) -> None:
-        """Between two steps, of which this is the second one: has what comes until then drawn random numbers?"""
-        due = self.law != "off" and is_checked(step) and self.step.sync.comparable
-        self._between = HiddenState({}, self.devices) if due else None
+    def note_generators(self) -> None:
+        """Between two steps, of which the second is compared: has what comes until then drawn random numbers?"""
+        self._between = HiddenState({}, self.devices) if self.law != "off" and self._comparable else None
 
     def _drawn(self, batch: Batch) -> list[Finding]:
         """Where an image is another one in its batch than alone, or the loop changes images by random numbers, which no
@@ -186,7 +186,7 @@ class SelfCheck(StepPasses):
             vars(step.host_generators).update(kept[1])
             actual.state.restore()
             step.give_gradients(actual.gradients)
-            self._before, self._notes = [], None
+            self._before, self._notes, self._between = [], None, None
         step.sync.sequential |= any(finding.what == "bits" for finding in findings)
         self._report(findings)
 

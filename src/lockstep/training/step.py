@@ -329,9 +329,9 @@ class TrainStep:
         buffers = Kept(self.model.modules()) if self._skips else None
         first = self.passes_write is None
         marks = self._marks() if first and self.check.law != "off" else []
-        if is_checked(self.calls):
+        if checked := is_checked(self.calls):
             self.sync.watch_buffers()
-        check = self.check if self.check.due(self.calls) else None
+        check = self.check if self.check.due(checked) else None
         # a loop of a user's own may leave out steps on some ranks alone
         meets = self.sync.ranks > 1 and self.own_loop and self.check.law != "off"
         met = self.check.world.meet(f"step {batch.step}") if meets else None
@@ -370,7 +370,8 @@ class TrainStep:
             parameter.grad = None
         for parameter, gradient in theirs:
             parameter.grad = gradient
-        self.check.note_generators(self.calls)
+        if is_checked(self.calls):
+            self.check.note_generators()
         return summed
 
     @property
