@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial, reduce
+from operator import add
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from lockstep.parallel.given_statistics import GivenStatistics
 from lockstep.parallel.hidden_state import HiddenState
 from lockstep.parallel.module_state import replaced
 from lockstep.rng.draws import current
-from lockstep.training.outcomes import UNREPEATED, Outcome, StepPasses, added, cut, note_slopes
+from lockstep.training.outcomes import UNREPEATED, Outcome, StepPasses, cut, note_slopes
 
 AGAIN = 8  # passes: what is decided by a coin comes to the same in one of two, and then another cause is named
 ELSEWHERE = "something else on another process: by rank or id, threads, environment or time"
@@ -190,9 +191,7 @@ def _far(check: StepPasses, a: Tensor, b: Tensor) -> bool:
 
 def _apart(check: StepPasses, whole: _Experiment, parts: Sequence[_Experiment]) -> tuple[bool, bool]:
     """Whether gradients, and the loss, differ from the sums of the parts'; theirs are used up."""
-    gradients = reduce(added, [part.outcome.gradients for part in parts])
-    loss = torch.stack([part.outcome.loss for part in parts]).sum(0)
-    size, of_loss = check.apart(whole.outcome, Outcome(gradients, loss, whole.outcome.state))
+    size, of_loss = check.apart(whole.outcome, reduce(add, [part.outcome for part in parts]))
     return float(size.max()) > 10 * check.limit, of_loss > 10 * check.limit
 
 

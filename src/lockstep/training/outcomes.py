@@ -101,6 +101,12 @@ class Outcome:
         """Of the gradients."""
         return norms_of(self.gradients)
 
+    def __add__(self, more: "Outcome") -> "Outcome":
+        """Of the passes of both; those gradients of `more` are used up."""
+        pairs = zip(self.gradients, more.gradients, strict=True)
+        gradients = [b if a is None else a.clone() if b is None else b.add_(a) for a, b in pairs]
+        return Outcome(gradients, self.loss + more.loss, self.state)
+
 
 class Step(Protocol):
     """What is used of a TrainStep here."""
@@ -221,18 +227,18 @@ class StepPasses:
         with self.by_itself(0, 2), NoCollectives():  # type: ignore[no-untyped-call]
             self.bare(batch.images[: batch.shards[0].size])
 
-    def summed(self, found: list[Tensor | None]) -> list[Tensor | None]:
-        """Gradients of parts over all ranks; these are used up."""
+    def summed(self, some: Outcome) -> Outcome:
+        """Of all ranks' passes; some's gradients are used up."""
         if self.step.sync.ranks == 1:
-            return found
-        pending = []
+            return some
+        whole, pending = [*some.gradients], [dist.all_reduce(some.loss, async_op=True)]
         for i, p in enumerate(self.step.named.values()):
             if p.requires_grad:
-                found[i] = whole = torch.zeros_like(p) if (own := found[i]) is None else own.to_dense()
-                pending.append(dist.all_reduce(whole, async_op=True))
+                whole[i] = each = torch.zeros_like(p) if (own := whole[i]) is None else own.to_dense()
+                pending.append(dist.all_reduce(each, async_op=True))
         for work in pending:
             work.wait()
-        return found
+        return Outcome(whole, some.loss, some.state)
 
     def apart(self, a: Outcome, b: Outcome, of: Outcome | None = None) -> tuple[Tensor, float]:
         """float64 [parameters] on the host: each gradient's relative difference; and the loss's. Of NaN: infinite.
@@ -241,7 +247,7 @@ class StepPasses:
         """
         difference = norms_of(_minus(x, y) for x, y in zip(a.gradients, b.gradients, strict=True))
         if of is None:
-            norms, losses = torch.maximum(a.norms, b.norms), [self._mean(each.loss) for each in (a, b)]
+            norms, losses = torch.maximum(a.norms, b.norms), [float(v[0] / (v[1] or 1.0)) for v in (a.loss, b.loss)]
             away, largest = abs(losses[0] - losses[1]), max(map(abs, losses))
         else:
             summed = torch.cat([difference**2, (a.loss - b.loss)[:1].abs()])
@@ -252,10 +258,6 @@ class StepPasses:
         size = difference / norms.clamp(min=self.least * total) if total > 0 else difference * 0
         loss = away / largest if largest else 0.0
         return size.nan_to_num(nan=math.inf), math.inf if math.isnan(loss) else loss
-
-    @staticmethod
-    def _mean(loss: Tensor) -> float:
-        return float(loss[0] / loss[1]) if loss[1] else float(loss[0])
 
     def compared(self, batch: Batch, actual: Outcome, other: Outcome, moves: Sequence[Moves]) -> list[Finding]:
         """Where gradients, or else the loss, differ by more than rounding: the first gradient in the model's order.
@@ -279,17 +281,17 @@ class StepPasses:
             if not unexplained().any() and loss <= max(self.limit, NOISE * loss_noise):
                 break
             each, of_loss = move(len(moves) * batch.step + number)
-            largest = float(each.max())
+            wild = (largest := float(each.max())) > _WILD
             # a drift as smooth as a clock's would be explained as well; of rounding, moved inputs do far more
-            asks = largest > _WILD or (not number and self._asks and float(size.max()) > largest / 4)
-            if asks and self.checked >= self._ask_at:
-                same, _ = moves[-1](None)
-                least = self.limit if largest > _WILD else max(self.limit, largest / 4)
+            asks = not number and self._asks and float(size.max()) > largest / 4
+            if asks or (wild and self.checked >= self._ask_at):
+                same, _ = moves[-1 if wild else number](None)  # a coin may fall alike for a part
+                least = self.limit if wild else max(self.limit, largest / 4)
                 for name, apart in zip(self.step.named, same.tolist(), strict=True):
                     if least < apart < math.inf:  # what isn't finite isn't itself either
                         return [Finding(batch.step, "gradient", name, apart, UNREPEATED)]
                 self._asks = False
-                self._ask_at = self.checked + _ASKED
+                self._ask_at = self.checked + _ASKED * wild
             kept = (noise, loss_noise) if number else (each, of_loss)
             noise, loss_noise = torch.maximum(kept[0], each), max(kept[1], of_loss)
             self._noise = (self.checked, noise, loss_noise) if float(noise.max()) <= _WILD else None
@@ -361,11 +363,6 @@ def _minus(a: Tensor | None, b: Tensor | None) -> Tensor | None:
     a, b = (each.to_dense() if each.is_sparse else each for each in (local(a), local(b)))
     a, b = (each.float() if each.dtype in (torch.float16, torch.bfloat16) else each for each in (a, b))
     return a - b  # of float32 in float64 it takes five times as long, for a digit that no limit asks for
-
-
-def added(some: Sequence[Tensor | None], more: Sequence[Tensor | None]) -> list[Tensor | None]:
-    """The sums of gradients, of which a parameter may have none; those of `more` are used up."""
-    return [b if a is None else a.clone() if b is None else b.add_(a) for a, b in zip(some, more, strict=True)]
 
 
 def _norm(gradient: Tensor) -> float:

@@ -46,7 +46,6 @@ from lockstep.training.outcomes import (
     Rows,
     Step,
     StepPasses,
-    added,
     all_rows,
     cut,
     exchange,
@@ -351,24 +350,16 @@ class SelfCheck(StepPasses):
             if "once_differentiable" in error[0]:  # a gradient's gradient, through batch norm
                 return []
             return [Finding(batch.step, "pass", "", math.inf, error[0])]
-        sloped = given and self.step.whole_batch  # then a part has no loss of its own
-
-        def outcome(gradients: list[Tensor | None], loss: Tensor) -> Outcome:
-            return Outcome(gradients, actual.loss if sloped else loss, actual.state)
-
-        def summed(gradients: list[Tensor | None], loss: Tensor) -> Outcome:
-            if self.ranks > 1:
-                dist.all_reduce(loss)
-            return outcome(self.summed(gradients), loss)
-
-        (first, of_first), (rest, of_rest) = taken
-        one, other = outcome(first, of_first), summed(added(first, rest), of_first + of_rest)
+        one, rest = taken
+        other = self.summed(one + rest)
+        if given and self.step.whole_batch:  # then a part has no loss of its own
+            other.loss = actual.loss
 
         def of_one(seed: int | None) -> tuple[Tensor, float]:
-            return self.apart(one, outcome(*self._passed(shares[:1], given, None, seed)), other)
+            return self.apart(one, self._passed(shares[:1], given, None, seed), other)
 
         def of_all(seed: int | None) -> tuple[Tensor, float]:
-            return self.apart(other, summed(*self._passed(shares, given, None, seed)))
+            return self.apart(other, self.summed(self._passed(shares, given, None, seed)))
 
         cheaper = max(map(len, parts)) > 1
         found = self.compared(batch, actual, other, [of_one] * cheaper + [of_all] * TRIES)
@@ -413,11 +404,11 @@ class SelfCheck(StepPasses):
         given: bool,
         states: list[States] | None,
         seed: int | None = None,
-    ) -> tuple[list[Tensor | None], Tensor]:
-        """Take parts: their gradients, and loss as `loss` has it. `seed`: of a small change of their images."""
-        step, losses = self.step, torch.zeros(2, dtype=torch.float64)
+    ) -> Outcome:
+        """Take parts: what comes of them together. `seed`: of a small change of their images."""
+        step, sloped = self.step, given and self.step.whole_batch
         by = 0.0 if seed is None else self.moved_by * (-1) ** seed  # means go both ways
-        gradients: list[Tensor | None] = [None] * len(step.named)
+        total = Outcome([None] * len(step.named), torch.zeros(2, dtype=torch.float64), self._start)
         for i, one in shares:
             self._before[i].restore()
             if seed is not None:
@@ -429,17 +420,17 @@ class SelfCheck(StepPasses):
             with (
                 self.by_itself(*taker, other_threads=threads),
                 self._notes.given(i, by) if given and self._notes is not None else nullcontext(),
-                self._sloped(one, i) if given and step.whole_batch else nullcontext(),
+                self._sloped(one, i) if sloped else nullcontext(),
             ):
                 found = step.take_passes(one)
             step.require_gradients()  # a process that has this part alone would have none either
             self._uneven |= given and self._notes is not None and self._notes.others
-            gradients = added(gradients, step.take_gradients())
-            losses += self.loss(found, one.shards, everywhere=False)
+            loss = total.loss * 0 if sloped else self.loss(found, one.shards, everywhere=False)
+            total += Outcome(step.take_gradients(), loss, self._start)
             if states is not None:
                 states[i].append((one.shards[0].size, self.state()))
         step.checks_mean = False
-        return gradients, losses
+        return total
 
     def _sloped(self, batch: Batch, number: int) -> AbstractContextManager[None]:
         """Within, where the loss wants the whole batch, a part's brings its outputs the slopes that the whole's did."""
