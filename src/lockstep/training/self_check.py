@@ -1,7 +1,7 @@
 """Does the number of processes change what a step computes? Measured at real steps, on the real model.
 
 On a process's steps 0, 1, 2, 4, ... 4,096 and every 4,096th the batch that was just taken is taken again, shared out
-otherwise: cut in two or three, whatever the number of ranks; now and then with a single sample by itself, seldom with
+otherwise: cut in two, whatever the number of ranks; now and then in three and a single sample by itself, seldom with
 other numbers of threads, and as a whole by one of them. Everything is put back before and after. Gradients, loss,
 buffers and what else the model keeps are compared; what differs beyond rounding (that of inputs a few units in the
 last place away) is named, with its cause where a small experiment tells (find_cause.py). A run says one sentence, in
