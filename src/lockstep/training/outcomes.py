@@ -161,6 +161,7 @@ class StepPasses:
         dtypes = {p.dtype for p in step.parameters}
         kind = step.autocast_dtype or (torch.float64 if torch.float64 in dtypes else torch.float32)
         self.limit, self.moved_by, self.least, self.sure = _LIMITS[kind]
+        self.doubles = dtypes == {torch.float64}
         self.checked = 0  # steps so far
         self._noise: tuple[int, Tensor, float] | None = None  # of which check; of each gradient and of the loss
         self._ask_at = 0  # which check asks next whether a pass comes to the same again
@@ -226,6 +227,12 @@ class StepPasses:
         # no backward pass: the slices' hooks would take its gradients
         with self.by_itself(0, 2), NoCollectives():  # type: ignore[no-untyped-call]
             self.bare(batch.images[: batch.shards[0].size])
+
+    def shifted(self, images: Tensor, seed: int) -> Tensor:
+        """Images that are moved in the last places of what the model computes with."""
+        signs = torch.randint(0, 2, images.shape, generator=torch.Generator().manual_seed(seed))
+        images = images.double() if self.doubles else images  # as a model of float64 makes them of float32's itself
+        return images * (1 + (signs.to(images) * 2 - 1) * self.moved_by)
 
     def summed(self, some: Outcome) -> Outcome:
         """Of all ranks' passes; some's gradients are used up."""

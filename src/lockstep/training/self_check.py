@@ -412,8 +412,7 @@ class SelfCheck(StepPasses):
         for i, one in shares:
             self._before[i].restore()
             if seed is not None:
-                signs = torch.randint(0, 2, one.images.shape, generator=torch.Generator().manual_seed(seed))
-                one = replace(one, images=one.images * (1 + (signs.to(one.images) * 2 - 1) * by))
+                one = replace(one, images=self.shifted(one.images, seed))
             step.checks_mean = self.checked == 1 and not step.whole_batch
             taker = self._takers.get((i, one.shards[0].rows.start), (0, 1)) if given else (0, 1)
             threads = self._thorough and taker[0] == taker[1] - 2  # of four parts a quarter: it may take twice as long
@@ -506,10 +505,8 @@ class SelfCheck(StepPasses):
 
         def again(seed: int | None) -> Outcome:
             self._start.restore()
-            signs = torch.randint(0, 2, images.shape, generator=torch.Generator().manual_seed(seed or 0)) * 2 - 1
-            by = 0.0 if seed is None else self.moved_by
             with step.sync.summed():
-                found = step.take_passes(replace(new, images=images * (1 + signs.to(images) * by)))
+                found = step.take_passes(new if seed is None else replace(new, images=self.shifted(images, seed)))
             return Outcome(step.take_gradients(), self.loss(found, new.shards), actual.state)
 
         other = again(None)
