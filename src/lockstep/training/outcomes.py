@@ -252,7 +252,7 @@ class StepPasses:
 
         `of`: a and b are parts of this one, of which each rank has some.
         """
-        difference = norms_of(_minus(x, y) for x, y in zip(a.gradients, b.gradients, strict=True))
+        difference = norms_of(minus(x, y) for x, y in zip(a.gradients, b.gradients, strict=True))
         if of is None:
             norms, losses = torch.maximum(a.norms, b.norms), [float(v[0] / (v[1] or 1.0)) for v in (a.loss, b.loss)]
             away, largest = abs(losses[0] - losses[1]), max(map(abs, losses))
@@ -364,10 +364,11 @@ def norms_of(gradients: Iterable[Tensor | None]) -> Tensor:
     return found.sqrt()
 
 
-def _minus(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+def minus(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+    """a - b, at float32 least, of gradients, of which there may be none; of FSDP's parts a part."""
     if a is None or b is None:
         return b if a is None else a
-    a, b = (each.to_dense() if each.is_sparse else each for each in (local(a), local(b)))
+    a, b = (each.to_dense() if each.is_sparse else each for each in (a, b))
     a, b = (each.float() if each.dtype in (torch.float16, torch.bfloat16) else each for each in (a, b))
     return a - b  # of float32 in float64 it takes five times as long, for a digit that no limit asks for
 
