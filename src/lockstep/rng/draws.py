@@ -179,7 +179,12 @@ class Recorder:
 
 
 class Keys:
-    """The keys of one shard's passes: of samples `ids`, int64 [b], in a step of the run, through a bare model."""
+    """The keys of one shard's passes in a step of the run.
+
+    Args:
+        model: the bare module, without DDP or what torch.compile returned around it.
+        ids, images: int64 [b], the shard's samples, and what the model is given, [b, ...].
+    """
 
     def __init__(self, draws: "Draws", model: nn.Module, step: int, ids: np.ndarray, images: Tensor) -> None:
         self.draws, self.model, self.step, self.ids, self.images = draws, model, step, ids, images

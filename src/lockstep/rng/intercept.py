@@ -17,9 +17,8 @@ from operator import is_
 from types import ModuleType
 from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from lockstep.rng import draws
@@ -372,29 +371,20 @@ def left_replaced(draws: Draws | None) -> Iterator[None]:
         _release()
 
 
-class keyed:
+class keyed(Keys):
     """Around forward and backward of one shard: its draws are those of its samples in this step of the run.
 
-    A class: a generator's context, and each call of a function more, cost a step microseconds, for all of this is out
-    of the processor's caches after a backward pass.
-
-    Args:
-        model: the bare module, without DDP or what torch.compile returned around it.
-        ids, images: int64 [b], the shard's samples, and what the model is given, [b, ...].
+    A class: a generator's context, and each object and call of a function more, cost a step microseconds, for all of
+    this is out of the processor's caches after a backward pass.
     """
 
-    __slots__ = ("before", "keys")
-
-    def __init__(self, draws: Draws, model: nn.Module, step: int, ids: np.ndarray, images: Tensor) -> None:
-        self.keys = Keys(draws, model, step, ids, images)
-
     def __enter__(self) -> None:
-        _intercept(self.keys.draws.compiled)
+        _intercept(self.draws.compiled)
         self.before = getattr(here, "keys", None)
-        here.keys = self.keys
-        active.append(self.keys)
+        here.keys = self
+        active.append(self)
 
     def __exit__(self, *_: object) -> None:
         here.keys = self.before
-        active.remove(self.keys)
+        active.remove(self)
         _release()

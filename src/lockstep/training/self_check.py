@@ -99,19 +99,17 @@ class SelfCheck(StepPasses):
         self._most = _MOST
         self._comparable = step.sync.comparable and step.draws is not None
         self._takers: dict[tuple[int, int], tuple[int, int]] = {}  # as which rank of how many a part passes
-        self._again = self._second = self._thorough = self._uneven = False
+        self.again = self._second = self._thorough = self._uneven = False
         self._seen, self._reported = set[tuple[str, str]](), _reported.setdefault(self.bare, set())
         self._added: dict[str, Tensor | bool] = {}  # buffers whose changes are added up
         self._notes: GivenStatistics | None = None
         self._between: HiddenState | None = None  # the generators after the step before
         self._before: list[HiddenState] = []  # each pass of the step under way
 
-    def due(self, checked: bool) -> bool:
-        """Whether a step is to be compared, by itself (`is_checked`) or because the one before left a doubt."""
-        if not (checked or self._again) or self.law == "off" or not self._comparable:
-            return False
-        self._second, self._again = self._again, False
-        return True
+    def due(self) -> bool:
+        """Whether a step is compared that is to be, by itself (`is_checked`) or because the one before left a doubt."""
+        self._second, self.again = self.again, False
+        return self.law != "off" and self._comparable
 
     def _warn(self, finding: Finding, first: bool) -> None:
         if first and self.rank == 0:
@@ -248,7 +246,7 @@ class SelfCheck(StepPasses):
         if sure or seen in self._seen:
             return True
         self._seen.add(seen)
-        self._again = True
+        self.again = True
         return False
 
     def _explained(self, finding: Finding, batch: Batch) -> Finding:

@@ -48,11 +48,9 @@ def scalar(number: float, dtype: torch.dtype, device: torch.device) -> Tensor:
 
 
 def times(mean: Tensor, samples: int) -> Tensor:
-    """Their product in float64, so that a sum does not tell how many shards it came in. A number of the host costs a
-    device nothing; on the host each operator costs a small step 2 %."""
-    if mean.device.type == "cpu":
-        return torch.scalar_tensor(mean.item() * samples, dtype=torch.float64)
-    return mean.double() * scalar(samples, torch.float64, _HOST)
+    """Their product in float64, so that a sum does not tell how many shards it came in: one operator, as of two scalars
+    the wider type counts, and none that a device waits for, as the number is the host's."""
+    return mean * scalar(samples, torch.float64, _HOST)
 
 
 def backward(loss: Tensor, weight: Tensor) -> None:
@@ -294,7 +292,7 @@ class TrainStep:
         self._norms = step_batch_norms(model)
         self._stand_ins = StandIns()
         self.passes_write: bool | None = None  # whether forward or backward wrote into a parameter, in the first step
-        self.calls = 0
+        self.calls, self._checked = 0, True  # whether the step after so many is
         self.own_loop = True  # of a user's: not that of the command
         self.left_out = False  # the last step, because of a gradient that was not finite (`skip_nonfinite` alone)
         self._skips = skip_nonfinite
@@ -329,9 +327,9 @@ class TrainStep:
         buffers = Kept(self.model.modules()) if self._skips else None
         first = self.passes_write is None
         marks = self._marks() if first and self.check.law != "off" else []
-        if checked := is_checked(self.calls):
+        if self._checked:
             self.sync.watch_buffers()
-        check = self.check if self.check.due(checked) else None
+        check = self.check if (self._checked or self.check.again) and self.check.due() else None
         # a loop of a user's own may leave out steps on some ranks alone
         meets = self.sync.ranks > 1 and self.own_loop and self.check.law != "off"
         met = self.check.world.meet(f"step {batch.step}") if meets else None
@@ -370,7 +368,8 @@ class TrainStep:
             parameter.grad = None
         for parameter, gradient in theirs:
             parameter.grad = gradient
-        if is_checked(self.calls):
+        self._checked = is_checked(self.calls)
+        if self._checked:
             self.check.note_generators()
         return summed
 
