@@ -1,6 +1,7 @@
 """What `lockstep verify` found, and how it is printed."""
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -55,9 +56,12 @@ class Report:
 
     @property
     def law(self) -> list[str]:
-        """What the runs' self-checks said."""
+        """What the runs' self-checks said: of sentences that differ in a size alone, the first."""
         traces = [self.first, *(row.comparison.other for row in self.rows)]
-        return list(dict.fromkeys(message for trace in traces for message in trace.law))
+        said: dict[str, str] = {}
+        for message in (message for trace in traces for message in trace.law):
+            said.setdefault(re.sub(r"\S+ away", "", message), message)
+        return [*said.values()]
 
     @property
     def bound(self) -> float:
