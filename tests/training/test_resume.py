@@ -202,7 +202,7 @@ def test_a_non_finite_loss_has_one_answer_on_all_ranks(tmp_path: Path) -> None:
     assert "non-finite at step 7 on rank(s) 1" in first[2]
     records = read(tmp_path / "rollback" / "journal.jsonl")
     faults = [r for r in records if r["kind"] == "fault"]
-    assert [(f["fault"], f["step"], f["back_to"]) for f in faults] == [("rollback", 6, 4)]
+    assert [(f["fault"], f["step"], f["back_to"]) for f in faults] == [("rollback", 7, 4)]
     assert records[-1]["status"] == "completed"
     assert records[-1]["samples"] == 3 * 144 - 30
     end = end_of(tmp_path / "skip")

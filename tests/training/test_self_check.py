@@ -326,7 +326,7 @@ class Renormed(Net):
         return torch.tanh(self.second(x)) + self.table((x.sum(1) * 97).long().abs() % 64)
 
 
-@case("the model: what it computes for a sample", "at step 0 ")
+@case("the model: what it computes for a sample", "at step 1 ")
 class EveryFifth(Net):
     """Regularised on steps 0, 5, 10, ..., of which the first alone is one that is checked; in float32."""
 
@@ -531,7 +531,7 @@ class Alone(Net):
 
 def test_every_fourth_check_passes_a_single_sample_by_itself() -> None:
     assert found(World.single(), Alone, sizes=[10] * 8) == []
-    assert "at step 8 the gradient of" in found(World.single(), Alone, sizes=[10] * 9)[0][-1]
+    assert "at step 9 the gradient of" in found(World.single(), Alone, sizes=[10] * 9)[0][-1]
 
 
 class OutOfReach(Net):
@@ -945,8 +945,8 @@ def out_of_step(world: World, way: str) -> str:
 @pytest.mark.parametrize(
     ("way", "places"),
     [
-        ("continue", "rank 0 is at step 5, rank 1 is at step 6"),
-        ("break", "rank 0 is at step 5, rank 1 is at an evaluation"),
+        ("continue", "rank 0 is at step 6, rank 1 is at step 7"),
+        ("break", "rank 0 is at step 6, rank 1 is at an evaluation"),
     ],
 )
 def test_processes_that_no_longer_take_the_same_steps_are_refused(way: str, places: str) -> None:
@@ -1008,7 +1008,7 @@ def test_what_may_be_rounding_is_said_when_it_was_seen_twice_in_one_place() -> N
 
 
 def test_strict_raises_and_off_looks_at_nothing() -> None:
-    with pytest.raises(UserError, match=r"weights will differ with the number of processes: at step 0 the gradient of"):
+    with pytest.raises(UserError, match=r"weights will differ with the number of processes: at step 1 the gradient of"):
         found(World.single(), Spread, law="strict")
     assert found(World.single(), Spread, law="off") == []
 

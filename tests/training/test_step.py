@@ -366,7 +366,7 @@ def test_a_batch_that_does_not_fit_is_told_in_a_sentence(loss: Any, bad: dict[st
     step(batch_of(SINGLE, inputs(6)))
     with pytest.raises(UserError) as refused:
         step(replace(batch_of(SINGLE, inputs(6), step=1), **bad))
-    assert refused.value.message.startswith("step 1: ")
+    assert refused.value.message.startswith("step 2: ")
     assert says in refused.value.message
     assert refused.value.remedy
 

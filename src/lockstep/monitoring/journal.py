@@ -160,7 +160,7 @@ class LawRecord(TypedDict):
     """A step that was taken again, shared out otherwise, came to something else (training/self_check.py)."""
 
     kind: Literal["law"]
-    step: int  # from 0
+    step: int
     what: str  # one of outcomes.KINDS: each once, and the first alone is printed
     place: str  # of a parameter, a buffer or an attribute
     difference: float  # relative

@@ -96,7 +96,7 @@ def train_epoch(live: Session) -> None:
             if loss is not None:
                 window.add(step, samples, loss)
             if live.run.step.left_out:
-                live.journal.write(FaultRecord(kind="fault", fault="skip", step=step))
+                live.journal.write(FaultRecord(kind="fault", fault="skip", step=step + 1))
             between_steps(live, window)
             if live.stop:
                 return

@@ -63,7 +63,7 @@ Rows = tuple[int, int, int]  # the number of a micro-batch, and rows (start, sto
 class Finding:
     """What differs with the number of processes."""
 
-    step: int
+    step: int  # from 0, as a batch has it; sentences and records count from 1
     what: str  # one of KINDS
     place: str  # the name of a parameter, buffer or attribute
     size: float  # the relative difference
@@ -73,19 +73,20 @@ class Finding:
     @property
     def message(self) -> str:
         """A sentence for the user."""
+        step, differ = self.step + 1, "weights will differ with the number of processes"
         if self.what == "pass":
             return f"a step can't be shared out among another number of processes: {self.cause}"
         if self.what == "bits":
-            return f"exact mode: {self.cause} ({self.place} has other bits at step {self.step})"
+            return f"exact mode: {self.cause} ({self.place} has other bits at step {step})"
         if self.what in ("update", "batch"):
-            return f"weights will differ with the number of processes: at step {self.step} {self.cause} {self.place}"
+            return f"{differ}: at step {step} {self.cause} {self.place}"
         if self.what == "generator":
-            return f"weights will differ with the number of processes: {self.place} ({self.cause}, step {self.step})"
+            return f"{differ}: {self.place} ({self.cause}, step {step})"
         size = f"{self.size:.1%} away" if 1e-3 <= self.size < 10 else f"{self.size:.1g} away"
         size = size if math.isfinite(self.size) else "not finite there"
         what = {"loss": "the loss", "state": self.place}.get(self.what, f"the {self.what} of {self.place}")
         cause = f"; {self.cause}" if self.cause else ""
-        return f"weights will differ with the number of processes: at step {self.step} {what} is {size}{cause}"
+        return f"{differ}: at step {step} {what} is {size}{cause}"
 
 
 @dataclass

@@ -343,7 +343,9 @@ class SelfCheck(StepPasses):
             if error[0].startswith("OutOfMemoryError"):  # from now on no rank takes more than about its share
                 self._most = 1
                 if self.rank == 0:
-                    warnings.warn(f"step {batch.step} is not compared, for lack of memory: {error[0]}", stacklevel=7)
+                    warnings.warn(
+                        f"step {batch.step + 1} is not compared, for lack of memory: {error[0]}", stacklevel=7
+                    )
                 return []
             if "once_differentiable" in error[0]:  # a gradient's gradient, through batch norm
                 return []

@@ -277,7 +277,7 @@ class Session:
         """Write the `law` record, and say the first."""
         self.journal.write(
             LawRecord(
-                kind="law", step=finding.step, what=finding.what, place=finding.place, difference=finding.size,
+                kind="law", step=finding.step + 1, what=finding.what, place=finding.place, difference=finding.size,
                 message=finding.message,
             )
         )  # fmt: skip
@@ -344,9 +344,10 @@ class Session:
             abandon(checkpoints, loaded.step)
         self.journal.write(
             FaultRecord(
-                kind="fault", fault="rollback", step=bad.step, back_to=loaded.step, skipped=skipped, cause=bad.message
+                kind="fault", fault="rollback", step=bad.step + 1, back_to=loaded.step,
+                skipped=[step + 1 for step in skipped], cause=bad.message,
             )
-        )
+        )  # fmt: skip
         self.bar.write(f"{bad.message}: back to step {loaded.step}, leaving out the batch of step {bad.step + 1}")
 
     def _require_finite(self) -> None:

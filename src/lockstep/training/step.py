@@ -186,7 +186,7 @@ def misfit_of(error: Exception, step: int, ids: np.ndarray, model: nn.Module) ->
             if wrong := (known & ((labels < 0) | (labels >= wide))).nonzero().flatten().tolist():
                 what = f"sample {ids[wrong[0]]} has label {labels[wrong[0]]}, and the model {wide} outputs"
                 remedy = f"Labels run from 0 to {wide - 1}: mend them, or give the model an output for each class."
-    return UserError(f"step {step}: {what}: {reason(error)}", remedy)
+    return UserError(f"step {step + 1}: {what}: {reason(error)}", remedy)
 
 
 def kind_of(value: Any) -> str:
@@ -332,7 +332,7 @@ class TrainStep:
         check = self.check if (self._checked or self.check.again) and self.check.due() else None
         # a loop of a user's own may leave out steps on some ranks alone
         meets = self.sync.ranks > 1 and self.own_loop and self.check.law != "off"
-        met = self.check.world.meet(f"step {batch.step}") if meets else None
+        met = self.check.world.meet(f"step {batch.step + 1}") if meets else None
         self.calls += 1
         found = self.take_passes(batch) if check is None else check.take_passes(batch)
         if met is not None:
