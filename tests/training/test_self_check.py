@@ -166,6 +166,14 @@ class BackwardHook(Net):
         self.second.register_full_backward_hook(lambda module, before, after: (before[0] / before[0].norm(),))
 
 
+@case("something in the backward pass", "second.weight")
+class NodeHook(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.node = torch.autograd.graph.get_gradient_edge(self.second.weight).node  # that adds up its gradient
+        self.node.register_prehook(lambda gradients: (gradients[0] / gradients[0].norm(),))
+
+
 @case("something in the backward pass")
 class OwnBackward(Odd):
     def odd(self, x: Tensor) -> Tensor:

@@ -148,6 +148,12 @@ def replaced(holder: Any, **attributes: Any) -> Iterator[None]:
             setattr(holder, name, value)
 
 
+def deep_copy(model: nn.Module, memo: dict[int, Any] | None = None) -> nn.Module:
+    """copy.deepcopy of a model, also where its forward keeps tensors with a history in attributes, as pruning does."""
+    computed = (t for m in model.modules() for t in vars(m).values() if isinstance(t, Tensor) and not t.is_leaf)
+    return copy.deepcopy(model, (memo or {}) | {id(t): t.detach().clone() for t in computed})
+
+
 @contextmanager
 def eval_mode(model: nn.Module) -> Iterator[None]:
     """Within, the whole model is in evaluation mode; parts that a user has put there stay there afterwards."""

@@ -7,15 +7,13 @@ gradient's place, then those of `register_post_accumulate_grad_hook`, with the p
 unscaled by then; clipping comes afterwards. A handle's `remove()` works as ever.
 """
 
-import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor, nn
-from torch.autograd.graph import get_gradient_edge
+from torch import nn
 
 from lockstep.errors import UserError
 from lockstep.parallel.fsdp import part_of, whole
@@ -24,15 +22,11 @@ _Hooks = OrderedDict[int, Callable[..., Any]]
 _known: WeakKeyDictionary[nn.Module, "ParameterHooks"] = WeakKeyDictionary()
 
 
-def hooks_of(model: nn.Module, wrapped: bool = False) -> "ParameterHooks":
-    """Those of a bare model; what it has on its parameters now is taken off them.
-
-    `wrapped`: it is in DDP, which has hooks of its own on AccumulateGrad nodes, so no others can be told apart.
-    """
-    found = _known.get(model)
-    if found is None:
-        found = _known[model] = ParameterHooks()
-    found.collect(model, wrapped)
+def hooks_of(model: nn.Module) -> "ParameterHooks":
+    """Those of a bare model; what it has on its parameters now is taken off them."""
+    found = _known.setdefault(model, ParameterHooks())
+    for name, p in model.named_parameters():
+        found.take(name, p)
     return found
 
 
@@ -42,28 +36,9 @@ class ParameterHooks:
     def __init__(self) -> None:
         self.before: dict[str, list[_Hooks]] = {}  # of register_hook
         self.after: dict[str, list[_Hooks]] = {}  # of register_post_accumulate_grad_hook
-        self.wrapped = False  # once in DDP, whose reducer may live on after its last use
 
     def __bool__(self) -> bool:
         return bool(self.before or self.after)
-
-    def collect(self, model: nn.Module, wrapped: bool) -> None:
-        """Take hooks off the parameters.
-
-        Raises:
-            UserError: for those on an AccumulateGrad node, which nobody can take off.
-        """
-        self.wrapped |= wrapped
-        for name, p in model.named_parameters():
-            self.take(name, p)
-            if not self.wrapped and p.requires_grad and _held_nodes(p) > _held_nodes(nn.Parameter(torch.zeros(()))):
-                raise UserError(
-                    f"somebody holds the AccumulateGrad node of {name}, as for hooks on it or parallelize(...) of "
-                    "another module with it: they would see the gradient of a part of the batch, which depends on "
-                    "the number of processes",
-                    "Use the parameter's register_hook or register_post_accumulate_grad_hook: TrainStep calls those "
-                    "once a step, on the gradient of the whole batch.",
-                )
 
     def take(self, name: str, p: nn.Parameter) -> None:
         """Take what a user has put on a parameter off it; Lockstep's own hooks are marked, and stay."""
@@ -111,8 +86,3 @@ def _called(hooks: dict[str, list[_Hooks]]) -> Iterator[tuple[str, Callable[...,
 
 def _is_own(hook: Any) -> bool:
     return getattr(hook, "lockstep", False)
-
-
-def _held_nodes(p: Tensor) -> int:
-    """References to the Python object of a leaf's AccumulateGrad node, which lives no longer than somebody holds it."""
-    return sys.getrefcount(get_gradient_edge(p).node)

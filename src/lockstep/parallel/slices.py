@@ -10,7 +10,6 @@ model that draws from them takes one slice after the other.
 """
 
 import contextvars
-import copy
 import random
 import threading
 from collections.abc import Callable
@@ -22,6 +21,7 @@ import torch
 from torch import nn
 
 from lockstep.parallel.hidden_state import HiddenState
+from lockstep.parallel.module_state import deep_copy
 
 _T = TypeVar("_T")
 _PLAIN = (bool, int, float, str, bytes, type(None))
@@ -103,7 +103,7 @@ def _replica(master: nn.Module) -> nn.Module:
     for p in master.parameters():
         memo[id(p)] = shared = nn.Parameter(p.data, p.requires_grad)
         shared.__dict__.update(p.__dict__)
-    made = copy.deepcopy(master, memo)
+    made = deep_copy(master, memo)
     if HiddenState({"": made}).reaches([*master.modules(), *master.parameters(), *master.buffers()]):
         raise ValueError("a function in it holds a part of the model, which its copy would compute with")
     return made

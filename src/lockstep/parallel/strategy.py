@@ -136,7 +136,7 @@ def spread(
         raise UserError(
             f"--strategy single is one process, and a launcher has started {world.size}", "Use --strategy ddp."
         )
-    hooks = hooks_of(model)  # before FSDP puts other parameters in their place
+    hooks_of(model)  # before FSDP puts other parameters in their place
     for each in (model, *twins):
         _convert(each, world, config)
         if config.model.activation_checkpointing:
@@ -152,7 +152,6 @@ def spread(
         model = data_parallel(model, world, gpus or devices(execution))
     elif execution.strategy == "ddp" and world.size > 1:
         model = LockstepDDP(model, world, config.model.find_unused_parameters, config.comm.compress)
-        hooks.wrapped = True
     if world.size > 1 and config.statistics(world.size) == "local" and local_batch_norms(unwrap(model)):
         _LOCAL.add(unwrap(model))
     return model, sync_of(model)

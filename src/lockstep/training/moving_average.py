@@ -1,9 +1,9 @@
 """The exponential moving average of the weights (EMA), for `--ema`."""
 
-import copy
-
 import torch
 from torch import Tensor, nn
+
+from lockstep.parallel.module_state import deep_copy
 
 
 class Average(nn.Module):
@@ -21,7 +21,7 @@ class Average(nn.Module):
 
     def __init__(self, model: nn.Module, decay: float, warmup: bool = False) -> None:
         super().__init__()
-        self.module, self.decay, self.warmup = copy.deepcopy(model), decay, warmup
+        self.module, self.decay, self.warmup = deep_copy(model), decay, warmup
         self.register_buffer("n_averaged", torch.zeros((), dtype=torch.int64))
 
     @torch.no_grad()

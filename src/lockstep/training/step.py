@@ -271,7 +271,7 @@ class TrainStep:
         self.clip_norm, self.schedule, self.seed, self.whole_batch = clip_norm, schedule, seed, whole_batch
         self.named, self._skips_unused = dict(self.bare.named_parameters()), find_unused_parameters
         self._take_groups()
-        self.hooks = hooks_of(self.bare, wrapped=model is not self.bare)
+        self.hooks = hooks_of(self.bare)
         device = next(model.parameters()).device
         self.sync: GradientSync = sync or sync_of(model)
         require_sound(self.sync, precision, skip_nonfinite, find_unused_parameters, clip_norm, whole_batch)
