@@ -41,7 +41,7 @@ from tests.ranks import run_ranks
 from tests.training.test_equal_steps import CLASSES, FEATURES, HIDDEN, MODELS, Contrast, Net, batch_of, contrastive
 
 SIZES = (12, 12, 9, 12, 12, 5)
-pytestmark = pytest.mark.filterwarnings(r"ignore:(std|var)\(\). degrees of freedom")  # torch's, of a single sample
+pytestmark = pytest.mark.filterwarnings(r"ignore:(std|var)\(\). degrees of freedom", "ignore:.torch.jit.script. is dep")
 
 
 def case(cause: str = "", place: str = "", what: str = "", **rest: Any) -> Callable[[type], type]:
@@ -164,6 +164,12 @@ class OddNorm(nn.BatchNorm1d):
 class BackwardHook(Net):
     def begin(self) -> None:
         self.second.register_full_backward_hook(lambda module, before, after: (before[0] / before[0].norm(),))
+
+
+@case("the model: torch.jit compiled it")
+class Scripted(nn.Module):
+    def __new__(cls) -> Any:
+        return torch.jit.script(nn.Sequential(nn.Linear(FEATURES, CLASSES), nn.Dropout()).double())
 
 
 @case("something in the backward pass", "second.weight")
@@ -362,16 +368,11 @@ class Synced(Net):
 
 
 def found(
-    world: World,
-    make: Callable[[], nn.Module],
-    loss: Any = F.cross_entropy,
-    sizes: Sequence[int] = SIZES,
-    **options: Any,
+    world: World, make: Any, loss: Any = F.cross_entropy, sizes: Sequence[int] = SIZES, **options: Any
 ) -> list[Any]:
     """What is reported of some steps; what is said comes first, and is one sentence."""
     torch.manual_seed(0)
-    model = make()
-    model = parallelize(model, world)
+    model = parallelize(make(), world)
     trained = [p for p in model.parameters() if p.requires_grad]
     step = TrainStep(model, loss, torch.optim.SGD(trained, 0.1, momentum=0.5), **options)
     findings: list[Finding] = []
@@ -592,10 +593,12 @@ class Offset(Net):
 
 def rounding(world: World) -> list[str]:
     said, f32, f64 = list[str](), torch.float32, torch.float64
-    for make, dtype, given in ((Centred, f32, f32), (Centred, f64, f64), (Centred, f64, f32), (Offset, f32, f32)):
+    types = (f32, f32, f32), (f64, f64, f64), (f64, f32, f64), (f64, f64, f32), (torch.bfloat16, f32, f32)
+    for make, (dtype, given, into) in [*((Centred, each) for each in types), (Offset, types[0])]:
         torch.manual_seed(0)
         model = parallelize(make().to(dtype), world)
-        step = TrainStep(model, F.cross_entropy, torch.optim.SGD(model.parameters(), 0.1))
+        loss = lambda outputs, labels, into=into: F.cross_entropy(outputs.to(into), labels)  # noqa: E731
+        step = TrainStep(model, loss, torch.optim.SGD(model.parameters(), 0.1))
         step.check.report = lambda finding, _: said.append(finding.message)
         for t in range(5):
             batch = batch_of(world, 24, t)
@@ -748,9 +751,7 @@ class Cycling(Net):
 
     def begin(self) -> None:
         self.scales, self.signs = itertools.cycle([1.0, 0.5, 2.0]), [itertools.count()]
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # deprecated
-            self.compiled = torch.jit.script(Compiled())
+        self.compiled = torch.jit.script(Compiled())
 
     def middle(self, x: Tensor) -> Tensor:
         return torch.tanh(self.compiled(self.second(x))) * next(self.scales)

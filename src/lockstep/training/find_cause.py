@@ -49,6 +49,8 @@ def find_cause(check: StepPasses, batch: Batch, start: HiddenState) -> tuple[str
     whole = _Experiment(check, batch, start, slice(None))
     if any(_apart(check, whole, [_Experiment(check, batch, start, slice(None))])[0] for _ in range(AGAIN)):
         return "", UNREPEATED
+    if not whole.calls:
+        return "the model", "torch.jit compiled it, whose random numbers and batch statistics are out of reach"
     for single in (False, True):  # cut as a check does it
         rows = [slice(*ends) for ends in cut(0, batch.shards[0].size, check.group(), 2 + single, single)]
         if len(rows) == 1:
@@ -67,7 +69,7 @@ def find_cause(check: StepPasses, batch: Batch, start: HiddenState) -> tuple[str
 
 def _in_backward(check: StepPasses, batch: Batch, start: HiddenState, rows: list[slice]) -> tuple[str, str]:
     """Where outputs agree and gradients don't: the same without backward hooks."""
-    hooked = [name for name, m in check.bare.named_modules() if m._backward_hooks or m._backward_pre_hooks]
+    hooked = [name for name, m in _modules(check.bare) if m._backward_hooks or m._backward_pre_hooks]
     whole = _Experiment(check, batch, start, slice(None), hooks=False)
     parts = [_Experiment(check, batch, start, each, whole.statistics, hooks=False) for each in rows]
     if hooked and not _apart(check, whole, parts)[0]:
@@ -112,7 +114,7 @@ class _Experiment:
         with ExitStack() as stack:
             stack.enter_context(check.by_itself())
             stack.enter_context(replaced(step, loss=noting))
-            for name, module in model.named_modules():
+            for name, module in _modules(model):
                 before: list[Any] = []
                 for handle in (
                     module.register_forward_pre_hook(lambda *_, before=before: before.append(_generators())),
@@ -128,6 +130,11 @@ class _Experiment:
             some = replace(batch, images=batch.images[rows], labels=batch.labels[rows], shards=(part,))
             losses = step.take_passes(some)
         self.outcome = Outcome(step.take_gradients(), check.loss(losses, (part,), everywhere=False), start)
+
+
+def _modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    """Those that take hooks, which what torch.jit compiled doesn't."""
+    return [(name, m) for name, m in model.named_modules() if not isinstance(m, torch.jit.ScriptModule)]
 
 
 def _note(calls: list[Call], name: str, before: list[Any], module: nn.Module, args: Any, output: Any) -> None:

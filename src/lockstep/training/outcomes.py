@@ -159,10 +159,8 @@ class StepPasses:
 
     def __init__(self, step: Step) -> None:
         self.step, self.bare, self.devices = step, step.bare, driven(step.bare)
-        dtypes = {p.dtype for p in step.parameters}
-        kind = step.autocast_dtype or (torch.float64 if torch.float64 in dtypes else torch.float32)
-        self.limit, self.moved_by, self.least, self.sure = _LIMITS[kind]
-        self.doubles = dtypes == {torch.float64}
+        self.dtypes = set[torch.dtype]()
+        self.computes_in({p.dtype.to_real() for p in step.parameters} | {step.autocast_dtype or torch.float64})
         self.checked = 0  # steps so far
         self._noise: tuple[int, Tensor, float] | None = None  # of which check; of each gradient and of the loss
         self._ask_at = 0  # which check asks next whether a pass comes to the same again
@@ -170,6 +168,12 @@ class StepPasses:
         self.compiled = any(map(is_compiled, step.bare.modules()))
         self.pretends = not any(isinstance(m, nn.SyncBatchNorm) for m in step.bare.modules())  # it would ask the others
         self.versions: dict[str, int] = {}  # of the parameters that nothing has written into since
+
+    def computes_in(self, dtypes: set[torch.dtype]) -> None:
+        """Measure by the coarsest of all types that were seen: of parameters, of autocast, of the loss."""
+        self.dtypes |= dtypes
+        kinds = (_LIMITS.get(each, _LIMITS[torch.float32]) for each in self.dtypes)
+        self.limit, self.moved_by, self.least, self.sure = max(kinds)
 
     def versions_now(self) -> dict[str, int]:
         """How often each parameter was written into."""
@@ -232,7 +236,8 @@ class StepPasses:
     def shifted(self, images: Tensor, seed: int) -> Tensor:
         """Images that are moved in the last places of what the model computes with."""
         signs = torch.randint(0, 2, images.shape, generator=torch.Generator().manual_seed(seed))
-        images = images.double() if self.doubles else images  # as a model of float64 makes them of float32's itself
+        if self.dtypes == {torch.float64}:  # then the model makes them such of float32's itself
+            images = images.double()
         return images * (1 + (signs.to(images) * 2 - 1) * self.moved_by)
 
     def summed(self, some: Outcome) -> Outcome:

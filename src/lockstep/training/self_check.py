@@ -172,6 +172,7 @@ class SelfCheck(StepPasses):
         """
         step, end = self.step, self.state()
         actual = Outcome(step.take_gradients(), self.loss(found, batch.shards), end)
+        self.computes_in({value.dtype for value in found})
         self.checked += 1
         kept = {**vars(step.sync)}, {**vars(step.host_generators)}, step.draws
         try:
