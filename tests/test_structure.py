@@ -40,7 +40,7 @@ MAX_FILE, MAX_FUNCTION, SMALL_FILE, MAX_SMALL_FILES = 600, 60, 60, 40
 BUDGETS = {
     "config": (1741, "config"),
     "data": (5035, "data"),
-    "training": (5415, "training"),
+    "training": (5420, "training"),
     "gradients and draws": (4131, "parallel rng"),
     "processes": (2950, "distributed"),
     "state and monitoring": (3359, "checkpoint monitoring"),
@@ -56,7 +56,7 @@ BUDGETS = {
     "machines": (1097, "commands/doctor commands/launch_script"),
     "everyday commands": (1468, "commands"),  # all others
 }
-MAX_LINES, MAX_FILES = 37_659, 260
+MAX_LINES, MAX_FILES = 37_664, 260
 
 
 def module_name(path: Path) -> str:

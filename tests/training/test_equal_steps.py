@@ -208,11 +208,11 @@ class Penalty(Net):
 
 
 class Contrast(Net):
-    """Features beside the logits."""
+    """Features beside the logits that are computed from them, which stand in the outputs twice."""
 
     def forward(self, x: Tensor) -> dict[str, Any]:  # type: ignore[override]
-        h = self.middle(torch.tanh(self.first(x)))
-        return {"logits": self.head(h), "features": [F.normalize(h, dim=1)]}
+        h = F.normalize(self.middle(torch.tanh(self.first(x))), dim=1)
+        return {"logits": self.head(h), "features": [h, h]}
 
 
 def contrastive(outputs: dict[str, Any], labels: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ from lockstep.parallel.given_statistics import GivenStatistics
 from lockstep.parallel.hidden_state import HiddenState
 from lockstep.parallel.module_state import replaced
 from lockstep.rng.draws import current
-from lockstep.training.outcomes import UNREPEATED, Outcome, StepPasses, cut, note_slopes
+from lockstep.training.outcomes import UNREPEATED, Outcome, StepPasses, cut, with_slopes
 
 AGAIN = 8  # passes: what is decided by a coin comes to the same in one of two, and then another cause is named
 ELSEWHERE = "something else on another process: by rank or id, threads, environment or time"
@@ -104,9 +104,8 @@ class _Experiment:
         loss = step.loss
 
         def noting(outputs: Any, labels: Tensor) -> Any:
-            note_slopes(outputs, len(labels), self.slopes.__setitem__)
             before = _generators()
-            value = loss(outputs, labels)
+            value = loss(with_slopes(outputs, len(labels), self.slopes.__setitem__), labels)
             self.drew |= _moved(before)
             return value
 

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 from lockstep.data.loaders import Batch
 from lockstep.data.order import Shard
@@ -393,14 +393,19 @@ def _norm(gradient: Tensor) -> float:
 
 def following(outputs: Any, count: int) -> list[Tensor]:
     """The outputs that follow samples, and bring back slopes."""
-    found = (leaf for leaf in tree_leaves(outputs) if isinstance(leaf, Tensor) and leaf.requires_grad)
-    return [leaf for leaf in found if leaf.ndim and len(leaf) == count]
+    found = {id(leaf): leaf for leaf in tree_leaves(outputs) if isinstance(leaf, Tensor) and leaf.requires_grad}
+    return [leaf for leaf in found.values() if leaf.ndim and len(leaf) == count]
 
 
-def note_slopes(outputs: Any, count: int, note: Callable[[int, Tensor], object]) -> None:
-    """Have backward call `note` with the number of each output that follows samples, and its gradient."""
-    for k, leaf in enumerate(following(outputs, count)):
-        leaf.register_hook(partial(note, k))  # type: ignore[no-untyped-call]
+def with_slopes(outputs: Any, count: int, note: Callable[[int, Tensor], object]) -> Any:
+    """The outputs for a loss, whose gradients backward gives to `note` with the number of each that follows samples.
+
+    They are views: an output may be computed from another one, and the hook would see what comes by that way too.
+    """
+    views = {id(leaf): leaf.view_as(leaf) for leaf in following(outputs, count)}
+    for k, view in enumerate(views.values()):
+        view.register_hook(partial(note, k))  # type: ignore[no-untyped-call]
+    return tree_map(lambda leaf: views.get(id(leaf), leaf), outputs)
 
 
 def wholes(ranges: list[list[tuple[int, int]]]) -> list[Rows]:

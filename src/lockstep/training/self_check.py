@@ -53,9 +53,9 @@ from lockstep.training.outcomes import (
     moved,
     moved_apart,
     norms_of,
-    note_slopes,
     uncollected,
     wholes,
+    with_slopes,
 )
 from lockstep.training.update_check import held, trials
 
@@ -156,8 +156,9 @@ class SelfCheck(StepPasses):
 
         def noting(outputs: Any, labels: Tensor) -> Any:
             i = len(self._before) - 1
-            note_slopes(outputs, len(labels), lambda k, slope: self._slopes.update({(i, k): slope}))
-            return loss(outputs, labels)
+            return loss(
+                with_slopes(outputs, len(labels), lambda k, slope: self._slopes.update({(i, k): slope})), labels
+            )
 
         notes = nullcontext() if self._notes is None else self._notes.noted()
         with notes, replaced(step, before_pass=before_pass, loss=noting if step.whole_batch else loss):
