@@ -17,7 +17,6 @@ import lockstep as ls
 from lockstep.checkpoint.weights import digest
 from lockstep.distributed.world import World
 from lockstep.errors import UserError
-from lockstep.parallel.determinism import configure
 from lockstep.parallel.exact import ExactSync
 from tests.ranks import alone, run_ranks
 
@@ -63,7 +62,6 @@ def images(world: World, workers: int, start: int = 0, sets: Any = None, **given
 
 def trained(world: World) -> str:
     """The digest of a network's weights, trained over torchvision's transforms in exact mode."""
-    configure(world)
     train, _ = ls.loaders(pictures(), world, batch_size=BATCH, seed=4, exact=4, workers=0)
     torch.manual_seed(0)
     net = nn.Sequential(nn.Flatten(), nn.Linear(3 * 8 * 8, 3))

@@ -24,7 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 from lockstep.data.order import Shard
 from lockstep.distributed.world import World
 from lockstep.errors import UserError
-from lockstep.parallel.determinism import NoCollectives, own_storage, repeatable
+from lockstep.parallel.determinism import NoCollectives, configure, own_storage, repeatable
 from lockstep.parallel.fixed_point import ZERO, Bucket, buckets_of, largest, scales, to_fixed
 from lockstep.parallel.hidden_state import LENGTH, HiddenState, differing
 from lockstep.parallel.module_state import Places, as_real, copy_from_first, unequal
@@ -198,7 +198,7 @@ class ExactSync(GradientSync):
         threads: slices that this process takes at once. It changes no bit.
 
     Raises:
-        UserError: for a model from `parallelize`.
+        UserError: for a model from `parallelize`, and where devices or torch versions differ between ranks.
     """
 
     exact = True
@@ -209,6 +209,7 @@ class ExactSync(GradientSync):
                 "ExactSync of a model that parallelize(...) has prepared for gradients of another kind",
                 "Leave parallelize out, and give ExactSync and TrainStep the model itself.",
             )
+        configure(world)  # on several intra-op threads it would be exact by luck
         self.model, self.world, self.slices, self.ranks = model, world, slices, world.size
         self.names = [name for name, _ in model.named_parameters()]
         own_storage(model)
