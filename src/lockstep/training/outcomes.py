@@ -160,7 +160,7 @@ class StepPasses:
     def __init__(self, step: Step) -> None:
         self.step, self.bare, self.devices = step, step.bare, driven(step.bare)
         self.dtypes = set[torch.dtype]()
-        self.computes_in({p.dtype.to_real() for p in step.parameters} | {step.autocast_dtype or torch.float64})
+        self.computes_in({p.dtype.to_real() for p in step.named.values()} | {step.autocast_dtype or torch.float64})
         self.checked = 0  # steps so far
         self._noise: tuple[int, Tensor, float] | None = None  # of which check; of each gradient and of the loss
         self._ask_at = 0  # which check asks next whether a pass comes to the same again
