@@ -32,9 +32,9 @@ def stopped(
 ) -> Completed:
     """`go`: a file that the cleaning up waits for; it is there when all signals have been sent."""
     cleanup = f"while not os.path.exists({str(go)!r}): time.sleep(0.01)" if go else "pass"
-    program = STOPPABLE.format(body=body, cleanup=cleanup, reason=reason)
-    if nohup:
-        program = "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)\n" + program
+    # whether or not these tests run under nohup
+    program = f"import signal; signal.signal(signal.SIGHUP, signal.{'SIG_IGN' if nohup else 'SIG_DFL'})\n"
+    program += STOPPABLE.format(body=body, cleanup=cleanup, reason=reason)
     command = Command(sys.executable, "-c", program)
     command.until(lambda: "ready" in command.said())
     command.signal(signal.Signals(signals[0]))
