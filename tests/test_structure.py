@@ -51,12 +51,12 @@ BUDGETS = {
         1496,
         "commands/compare commands/tune commands/sweep commands/lr_find commands/forecast commands/measuring",
     ),
-    "verify, chaos": (1186, "commands/verify commands/chaos"),
+    "verify, chaos": (1190, "commands/verify commands/chaos"),
     "looking at runs": (1264, "commands/report commands/runs commands/watch commands/diff"),
     "machines": (1097, "commands/doctor commands/launch_script"),
     "everyday commands": (1468, "commands"),  # all others
 }
-MAX_LINES, MAX_FILES = 37_665, 260
+MAX_LINES, MAX_FILES = 37_669, 260
 
 
 def module_name(path: Path) -> str:

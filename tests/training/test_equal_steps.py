@@ -208,7 +208,7 @@ class Penalty(Net):
 
 
 class Contrast(Net):
-    """Features beside the logits that are computed from them, which stand in the outputs twice."""
+    """Logits beside the features that they are computed from, which stand there twice."""
 
     def forward(self, x: Tensor) -> dict[str, Any]:  # type: ignore[override]
         h = F.normalize(self.middle(torch.tanh(self.first(x))), dim=1)

@@ -368,7 +368,11 @@ class Synced(Net):
 
 
 def found(
-    world: World, make: Any, loss: Any = F.cross_entropy, sizes: Sequence[int] = SIZES, **options: Any
+    world: World,
+    make: Callable[[], nn.Module],
+    loss: Any = F.cross_entropy,
+    sizes: Sequence[int] = SIZES,
+    **options: Any,
 ) -> list[Any]:
     """What is reported of some steps; what is said comes first, and is one sentence."""
     torch.manual_seed(0)

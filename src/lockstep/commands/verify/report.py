@@ -1,7 +1,6 @@
 """What `lockstep verify` found, and how it is printed."""
 
 import math
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -59,8 +58,8 @@ class Report:
         """What the runs' self-checks said: of sentences that differ in a size alone, the first."""
         traces = [self.first, *(row.comparison.other for row in self.rows)]
         said: dict[str, str] = {}
-        for message in (message for trace in traces for message in trace.law):
-            said.setdefault(re.sub(r"\S+ away", "", message), message)
+        for trace in traces:
+            said |= {key: message for key, message in trace.law.items() if key not in said}
         return [*said.values()]
 
     @property

@@ -29,6 +29,7 @@ from lockstep.randomness import bits, stream
 from lockstep.training.assemble import Run, assemble
 from lockstep.training.evaluation import evaluate
 from lockstep.training.loop import steps
+from lockstep.training.outcomes import Finding
 from lockstep.training.state import State
 
 SAMPLES = 32  # entries of a tensor that are kept for every step, evenly spaced
@@ -64,7 +65,7 @@ class Trace:
     diverged: list[tuple[int, int, str]] = field(default_factory=list)  # (step, rank, what) that is not as on rank 0
     metrics: dict[str, float] | None = None
     batch_norm: bool = False
-    law: list[str] = field(default_factory=list)  # what the step's self-check said
+    law: dict[str, str] = field(default_factory=dict)  # what the self-check said, by the same without its size
     weights_sha256: str = ""  # as `train` writes it in its `end` record
     kept: dict[str, Tensor] = field(default_factory=dict, repr=False)
     """samples/NAME: float64 [steps, entries], of each tensor after each step; final/NAME: the whole tensor at the end;
@@ -136,7 +137,7 @@ def _trace(world: World, job: Job) -> Trace:
         _widen(run.val)
     recorder = _Recorder(run, world, exact=bool(config.exact))
     found = [note.removeprefix("note: ") for note in run.notes if "weights will differ" in note]
-    recorder.trace.law += [note.partition(". --law off")[0] for note in found]
+    recorder.trace.law |= {said: said for said in (note.partition(". --law off")[0] for note in found)}
     trace, count = recorder.trace, min(job.steps, config.epochs * len(run.train))
     state = State()
     recorder.record(state, count)
@@ -167,7 +168,11 @@ class _Recorder:
         self.parts: list[dict[str, Any]] = []  # this rank's of each step, to be put together with the others'
         self.tracks = Tracks(world.device)
         if (check := getattr(run.step, "check", None)) is not None:
-            check.report = lambda finding, first: self.trace.law.append(finding.message) if first else None
+            check.report = self._note_law
+
+    def _note_law(self, finding: Finding, first: bool) -> None:
+        if first:
+            self.trace.law[replace(finding, size=0.0).message] = finding.message
 
     def record(self, state: State, count: int) -> None:
         """Take the first `count` steps of the run, over as many epochs as they fill."""
