@@ -2,6 +2,7 @@
 
 import math
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from tests.ranks import run_ranks
 
 SINGLE = World.single()
 IMAGE = (2, 5, 5)
+FSDP = {"strategy": "fsdp"}
 WAYS = {
     "ddp": Config(),
     "compressed": Config(comm=CommConfig("bf16")),
@@ -92,11 +94,15 @@ def test_stages_bring_the_input_of_a_synchronised_batch_norm_after_it() -> None:
         ({"compress": None}, "--compress None is not"),
         ({"strategy": "fsdp", "compress": "bf16"}, "--compress bf16 with --strategy fsdp"),
         ({"strategy": "dp", "batch_norm": "global"}, "--strategy dp with --batch-norm global"),
+        (FSDP | {"model": nn.ParameterList([torch.ones(())])}, "a parameter that is a single number: 0"),
+        (FSDP | {"model": nn.ParameterList([torch.ones(0)])}, "a parameter without numbers: 0"),
+        (FSDP | {"model": nn.Sequential(network(), nn.Linear(2, 2).double())}, "together: float32 and float64 in one"),
+        (FSDP | {"model": nn.Sequential(nn.Linear(2, 2), nn.Flatten())}, "a module of torch.jit: 1"),
     ],
 )
 def test_a_library_call_is_refused_as_a_flag_is(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        parallelize(network(), SINGLE, **options)
+    with mock.patch("torch.jit.ScriptModule", nn.Flatten), pytest.raises(UserError, match=message):
+        parallelize(options.pop("model", network()), SINGLE, **options)
 
 
 @pytest.mark.parametrize(("norm", "message"), [(-1.0, "--clip-norm -1.0 is too small"), (math.nan, "clip-norm nan")])

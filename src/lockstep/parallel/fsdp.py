@@ -63,30 +63,51 @@ def _size(module: nn.Module) -> int:
 LOW = {"bf16": torch.bfloat16, "fp16": torch.float16}  # precision -> what autocast computes in
 
 
-def shard(model: nn.Module, world: World) -> nn.Module:
-    """Shard the model's parameters over all ranks, in place, unit by unit (`units`); returns the model.
+def require_shardable(model: nn.Module) -> None:
+    """Raise UserError for what FSDP2 can't cut; before a run, and on one process too, where nothing is cut."""
+    parameters = [*model.named_parameters()]
+    unlike = [
+        f"{dtypes[0]} and {dtypes[1]} in one block"
+        for own in [*map(_own, units(model)), _own(model)]
+        if len(dtypes := sorted({str(p.dtype).removeprefix("torch.") for p in own if p.requires_grad})) > 1
+    ]
+    for what, names, remedy in (
+        ("a parameter that is a single number", [n for n, p in parameters if p.ndim == 0], "Give it the shape [1]"),
+        ("a parameter without numbers", [n for n, p in parameters if not p.numel()], "Leave it out"),
+        ("parameters of several types together", unlike, "Give them one, and convert in forward()"),
+        (
+            "a module of torch.jit",
+            [n or type(m).__name__ for n, m in model.named_modules() if isinstance(m, torch.jit.ScriptModule)],
+            "Train the module that was scripted or traced",
+        ),
+    ):
+        if names:
+            raise UserError(
+                f"--strategy fsdp can't cut {what}: {', '.join(names[:5])}", f"{remedy}, or use --strategy ddp."
+            )
 
-    Raises:
-        UserError: for a parameter that is a single number, which FSDP2 does not take.
-    """
+
+def _own(module: nn.Module) -> list[nn.Parameter]:
+    """What is gathered together: a unit's parameters, and of the model those in no unit."""
+    others = {p for unit in units(module) for p in unit.parameters()}
+    return [p for p in module.parameters() if p not in others]
+
+
+def shard(model: nn.Module, world: World) -> nn.Module:
+    """Shard the model's parameters over all ranks, in place, unit by unit (`units`); returns the model."""
     # here: torch.distributed.tensor takes half a second to import
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import fully_shard
 
-    if single := [name for name, parameter in model.named_parameters() if parameter.ndim == 0]:
-        raise UserError(
-            f"--strategy fsdp can't cut a parameter that is a single number: {', '.join(single[:5])}",
-            "Give it the shape [1], or use --strategy ddp.",
-        )
     group = dist.group.WORLD
     assert group is not None
     mesh = DeviceMesh.from_group(group, world.device.type)
     copy_from_first(model, world)
     own, last = list(model.parameters()), torch.channels_last
     if any(p.ndim == 4 and not p.is_contiguous() and p.is_contiguous(memory_format=last) for p in own):
-        # FSDP2 takes contiguous parameters only
-        model.to(memory_format=torch.contiguous_format)
         model.register_forward_pre_hook(_to_channels_last)
+    for p in own:  # FSDP2 takes contiguous parameters only
+        p.data = p.data.contiguous()
     for unit in [*units(model), model]:
         # the root too: what it held on to after an evaluation would be plain tensors, in the place of its parameters
         fully_shard(unit, mesh=mesh, reshard_after_forward=True)

@@ -26,7 +26,7 @@ from lockstep.parallel.batchnorm import convert_group_batchnorm, convert_sync_ba
 from lockstep.parallel.data_parallel import ReplicaSync, data_parallel
 from lockstep.parallel.ddp import DDPSync, LockstepDDP
 from lockstep.parallel.exact import PREPARED, ExactSync
-from lockstep.parallel.fsdp import ShardedSync, is_sharded, shard, units
+from lockstep.parallel.fsdp import ShardedSync, is_sharded, require_shardable, shard, units
 from lockstep.parallel.model_parallel import cut
 from lockstep.parallel.module_state import preserved_state
 from lockstep.parallel.parameter_hooks import hooks_of
@@ -136,6 +136,8 @@ def spread(
         raise UserError(
             f"--strategy single is one process, and a launcher has started {world.size}", "Use --strategy ddp."
         )
+    if execution.strategy == "fsdp":
+        require_shardable(model)
     hooks_of(model)  # before FSDP puts other parameters in their place
     for each in (model, *twins):
         _convert(each, world, config)
