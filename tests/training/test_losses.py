@@ -4,6 +4,7 @@ import itertools
 from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -190,6 +191,11 @@ def test_what_no_step_can_be_taken_with_is_named() -> None:
     twice = type("Twice", (torch.optim.SGD,), {"step": lambda self, closure: closure()})
     with pytest.raises(UserError, match="Twice evaluates the loss several times in a step"):
         TrainStep(model, F.cross_entropy, twice(model.parameters(), 0.1))
+    sam = type("SAM", (torch.optim.SGD,), {"step": mock.Mock(side_effect=AssertionError("SAM requires closure"))})
+    with pytest.raises(UserError, match="SAM evaluates the loss several times in a step"):
+        TrainStep(model, F.cross_entropy, sam(model.parameters(), 0.1))(part_of(SINGLE, 0, 1, 0))
+    with torch.no_grad(), pytest.raises(UserError, match=r"no loss has a gradient under torch\.no_grad\(\)"):
+        TrainStep(model, F.cross_entropy, torch.optim.SGD(model.parameters(), 0.1))(part_of(SINGLE, 0, 1, 0))
     lazy = nn.Sequential(nn.LazyLinear(3))
     with pytest.raises(UserError, match=r"parameters without a shape yet: 0\.weight, 0\.bias"):
         TrainStep(lazy, F.cross_entropy, torch.optim.SGD(lazy.parameters(), 0.1))

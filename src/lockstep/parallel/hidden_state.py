@@ -29,6 +29,7 @@ _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.
 _CONTAINERS = (list, dict, set, deque, bytearray)
 _ITERATORS = (itertools.count, itertools.cycle, *map(type, (iter([]), iter(()), iter(range(0)), iter(""))))
 _LIBRARIES = {*sys.stdlib_module_names, "torch", "torchvision", "timm", "numpy", "lockstep"} - {"__main__"}
+_SCHEDULES = ("torch.optim.lr_scheduler", "timm.scheduler")  # of libraries, whose state a hook may move all the same
 _LARGE = 1 << 26  # bytes of a tensor that is no buffer: it is taken for data
 _LONG = 256  # elements of a container that are looked at one by one
 _OTHERS = {"_parameters", "_modules", "_non_persistent_buffers_set"}  # of a module; FSDP swaps its parameters there
@@ -112,9 +113,11 @@ class HiddenState:
                 if isinstance(value, kinds):
                     visit(self, value, name)
                     return
-            if hasattr(value, "__dict__") and not _is_library(type(value).__module__):
+            own = not _is_library(type(value).__module__)
+            if hasattr(value, "__dict__") and (own or type(value).__module__.startswith(_SCHEDULES)):
                 self._keep_dict(vars(value), name, value)
-                self._visit(type(value), type(value).__name__)
+                if own:
+                    self._visit(type(value), type(value).__name__)
 
     def _visit_tensor(self, value: Tensor, name: str, limit: int = _LARGE) -> None:
         if value.requires_grad and value.is_leaf:
@@ -231,7 +234,7 @@ class HiddenState:
                 self._visit(value, f"{variable} of {function.__qualname__}", place)
         if _is_library(function.__module__):
             return
-        for i, default in enumerate(function.__defaults__ or ()):
+        for i, default in enumerate([*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]):
             self._visit(default, f"default {i} of {function.__qualname__}")
         if vars(function):
             self._keep_dict(vars(function), function.__qualname__, vars(function))

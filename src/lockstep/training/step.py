@@ -97,12 +97,17 @@ def require_ready(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         )
     _, *arguments = inspect.signature(type(optimizer).step).parameters.values()
     if any(each.default is each.empty and each.kind is each.POSITIONAL_OR_KEYWORD for each in arguments):
-        raise UserError(
-            f"{type(optimizer).__name__} evaluates the loss several times in a step, and a step here is one pass over "
-            "the batch",
-            "Use an optimizer that steps by the gradient at hand, as SGD or AdamW.",
-        )
+        raise needs_closure(optimizer)
     require_trainable(model)
+
+
+def needs_closure(optimizer: torch.optim.Optimizer) -> UserError:
+    """The refusal of one as LBFGS or SAM."""
+    return UserError(
+        f"{type(optimizer).__name__} evaluates the loss several times in a step, and a step here is one pass over "
+        "the batch",
+        "Use an optimizer that steps by the gradient at hand, as SGD or AdamW.",
+    )
 
 
 def require_sound(
@@ -136,12 +141,14 @@ def require_planned(draws: Draws, model: nn.Module, images: Tensor) -> None:
 
 
 def refusal_of(error: Exception, shard: Shard, alone: bool) -> UserError | None:
-    """The sentence for an error of a pass that comes of how few samples a shard has; None for any other.
+    """The sentence for an error of a pass that comes of how few samples a shard has, or where a step is taken, or None.
 
     `alone`: no other process takes part in the pass. Else a RuntimeError may be that of a collective.
     """
     if "once_differentiable" in str(error):  # a gradient's gradient through batch norm, whatever the samples
         return None
+    if "does not require grad" in str(error) and not torch.is_grad_enabled():
+        return UserError("no loss has a gradient under torch.no_grad()", "Take the step outside of it.")
     others = (UserError, torch.OutOfMemoryError) if alone else (UserError, RuntimeError)
     if shard.size == 1 < shard.members and not isinstance(error, others):
         return UserError(
@@ -405,7 +412,12 @@ class TrainStep:
             self.scaler.step(self.optimizer)
             self.scaler.update()
         elif draws:
-            self.optimizer.step()
+            try:
+                self.optimizer.step()
+            except (AssertionError, RuntimeError, TypeError, ValueError) as error:
+                if "closure" not in str(error):
+                    raise
+                raise needs_closure(self.optimizer) from error
         else:
             update(self.optimizer)
 
