@@ -39,8 +39,8 @@ MAX_FILE, MAX_FUNCTION, SMALL_FILE, MAX_SMALL_FILES = 600, 60, 60, 40
 # How many lines a part of the source may have. A change that needs more raises its number here, so that review sees it.
 BUDGETS = {
     "config": (1741, "config"),
-    "data": (5035, "data"),
-    "training": (5432, "training"),
+    "data": (5045, "data"),
+    "training": (5450, "training"),
     "gradients and draws": (4158, "parallel rng"),
     "processes": (2950, "distributed"),
     "state and monitoring": (3359, "checkpoint monitoring"),
@@ -56,7 +56,7 @@ BUDGETS = {
     "machines": (1097, "commands/doctor commands/launch_script"),
     "everyday commands": (1468, "commands"),  # all others
 }
-MAX_LINES, MAX_FILES = 37_707, 260
+MAX_LINES, MAX_FILES = 37_735, 260
 
 
 def module_name(path: Path) -> str:

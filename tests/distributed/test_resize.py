@@ -202,7 +202,7 @@ def test_what_a_config_a_machine_or_another_launcher_does_not_allow(monkeypatch:
     run.model.seen = []  # type: ignore[assignment]
     run.began = run.hidden()
     run.model.seen.append(torch.ones(2))
-    assert "training moves the length of seen, which can't be handed over" in objection(config, world, run, 3)
+    assert "training moves seen, which can't be handed over" in objection(config, world, run, 3)
 
 
 def test_a_request_waits_while_a_checkpoint_is_written_but_not_for_ever(

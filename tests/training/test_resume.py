@@ -54,7 +54,7 @@ def trained(world: World, config: Config, folder: str, stop_at: int = 0) -> int:
         return dataclasses.replace(agreed, stop=signal.SIGTERM) if steps == stop_at else agreed
 
     with mock.patch.object(Control, "agree", stopping):
-        return train(config, world, Path(folder)).stop
+        return train(config, world, Path(folder), sources={"the source of nets": str(stop_at)}).stop
 
 
 def all_of(world: World, jobs: list[tuple[Any, ...]]) -> list[int]:
@@ -284,9 +284,10 @@ class Grows(Keeps):
 
 
 def test_a_run_with_a_list_that_grows_is_resumed_without_it(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    model = ModelConfig(model=f"{__name__}:Grows")
-    config = dataclasses.replace(PLAIN, accumulate=1, model=model)
+    config = dataclasses.replace(PLAIN, accumulate=1, model=ModelConfig(model=f"{__name__}:Grows"))
     for stop_at in (7, 0):
         alone(trained, config, str(tmp_path), stop_at)
-        assert "no checkpoint holds the length of seen, which training moves" in capfd.readouterr().out
+        said = capfd.readouterr().out
+        assert "no checkpoint holds seen, which training moves" in said
+        assert ("since step 7 the source of nets has changed" in said) == (stop_at == 0)
     assert end_of(tmp_path)["status"] == "completed"

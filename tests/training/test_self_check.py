@@ -484,7 +484,7 @@ def refused(world: World, first: int, make: type[Net], accumulate: int = 1) -> s
     try:
         step(batch_of(world, first, 0, accumulate))
     except UserError as error:
-        return str(error)
+        return f"{error} {error.remedy}"
     except RuntimeError as error:
         if not is_peer_gone(error):
             raise
@@ -493,16 +493,15 @@ def refused(world: World, first: int, make: type[Net], accumulate: int = 1) -> s
 
 def test_a_model_that_takes_no_single_sample_is_refused_on_any_number_of_processes() -> None:
     (sentence,) = {refused(World.single(), 12, Squeezed), *run_ranks(refused, 2, 12, Squeezed, law=True)}
-    assert sentence.startswith(
-        "the model takes no single sample, which a process may have of a short batch: IndexError"
-    )
+    assert sentence.startswith("the model takes no single sample, which a process may have of a short batch")
+    batched = {"forward": lambda self, x: F.batch_norm(Net.forward(self, x), None, None, training=True)}
+    assert "in place of torch.nn.functional's" in refused(World.single(), 12, type("Batched", (Net,), batched))
     assert sentence in run_ranks(refused, 3, 4, Squeezed, law=True)  # shares of two, one and one: the step itself fails
 
 
 def test_what_a_single_sample_leaves_out_is_refused_on_one_process() -> None:
-    assert "2 parameter(s) took no part in the loss: second.weight, second.bias" in refused(
-        World.single(), 12, Skipping
-    )
+    said = refused(World.single(), 12, Skipping)
+    assert "2 parameter(s) took no part in the loss: second.weight, second.bias" in said
 
 
 def test_what_forward_writes_into_weights_and_what_the_loss_counts_is_put_back() -> None:

@@ -4,6 +4,7 @@ Sets that the processes have made are compared before a run starts. Of users' ow
 samples each, in other orders. On one process too: what several would stumble on is said there in the same words.
 """
 
+import math
 import random
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -22,7 +23,10 @@ from lockstep.errors import UserError
 from lockstep.randomness import stream
 
 _PROBES = 32  # samples of a Dataset that are compared over the processes: it may take a decoded image each
-_READ = 7  # samples that are read several times; an odd number, so that none has its place in the other order too
+# samples that are read several times, at least, and at most where they are small; odd numbers, so that none has its
+# place in the other order too
+_READ = 7, 255
+_SMALL = 1 << 18  # numbers of all of these
 _ROUNDING = 1e-3  # of a sample's largest value: machines' kernels may round otherwise
 
 
@@ -114,13 +118,15 @@ def unsteady(sets: Sequence[ImageSet], world: World) -> list[str]:
     if own and world.rank == 0 and warm.at_hand():
         for k in own:
             later = int(hasattr(sets[k], "dataset"))  # what is cached would be drawn otherwise; others may go by epoch
-            found[k] = _unsteady(sets[k], (0, later) if k == 0 else (None, None))
+            what, epochs = ("weights", (0, later)) if k == 0 else ("metrics", (None, None))
+            found[k] = _unsteady(sets[k], what, epochs)
     everyones: list[str] = world.gather(found)[0]
     return everyones
 
 
-def _unsteady(images: ImageSet, epochs: tuple[int | None, ...]) -> str:
-    ids = np.unique(np.linspace(0, len(images) - 1, _READ).astype(np.int64))
+def _unsteady(images: ImageSet, what: str, epochs: tuple[int | None, ...]) -> str:
+    count = max(_READ[0], min(_READ[1], _SMALL // max(1, math.prod(images.shape)) - 1 | 1))
+    ids = np.unique(np.linspace(0, len(images) - 1, count).astype(np.int64))
     forwards, backwards = partial(_read, images, ids, epochs), partial(_read, images, ids[::-1].copy(), epochs[::-1])
     try:
         first, second = map(loader_workers.result, [loader_workers.begin(task) for task in (forwards, backwards)])
@@ -136,7 +142,7 @@ def _unsteady(images: ImageSet, epochs: tuple[int | None, ...]) -> str:
         else "depends on the process that reads it, or on the time"
     )
     return (
-        f"weights will differ with the number of processes: sample {ids[place]} of {images.name} {cause}. "
+        f"{what} will differ with the number of processes: sample {ids[place]} of {images.name} {cause}. "
         "Draw by torch's, numpy's or Python's own functions, whose generators are seeded for each sample"
     )
 

@@ -64,7 +64,11 @@ class DatasetSet:
         with generators(everyones=True) as seed:
             for sample, own_seed in zip(ids.tolist(), seeds, strict=True):
                 seed(own_seed, True)
-                image, label = self.dataset[sample]
+                try:
+                    image, label = self.dataset[sample]
+                except Exception as error:
+                    error.add_note(f"It was raised by sample {sample} of {self.name}.")
+                    raise
                 image = _as_image(image, f"{self.name}: sample {sample}")
                 if tuple(image.shape) != self.shape:
                     what = f"{self.name}: sample {sample} is {list(image.shape)}, sample 0 is {list(self.shape)}"

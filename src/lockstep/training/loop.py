@@ -46,6 +46,7 @@ def train(
     began: float | None = None,
     mirror: Mirror | None = None,
     resizable: bool = False,
+    sources: dict[str, str] | None = None,
 ) -> Outcome:
     """Train by `config`, going on from the newest checkpoint in `folder`, which exists. All ranks call it together.
 
@@ -53,13 +54,14 @@ def train(
     step boundary, after a checkpoint. `began`: from when on --max-time counts, by time.monotonic() (None: from now).
     `mirror`: uploads the folder, on rank 0 of a run in a store.
     `resizable`: a request for another number of processes ends it too (`Outcome.resize`).
+    `sources`: digests of the user's own code, by what it is (`run_folder.sources_named`).
 
     Raises:
         UserError: for what the user can put right, naming rank and step.
     """
     config = settled(config)
     run = assemble(to_assemble(config, world, folder), world)
-    with session(config, world, run, folder, began, mirror, resizable) as live:
+    with session(config, world, run, folder, began, mirror, resizable, sources) as live:
         if live.config.on_nonfinite == "rollback" and live.state.steps == 0:
             live.checkpoint()  # somewhere to go back to
         start, began_at = live.since = live.before.get("since") or (time.monotonic(), live.state.steps)

@@ -35,10 +35,13 @@ _ORDER = (
 )
 
 
-def resume(config: Config, world: World, run: Run, folder: Path) -> tuple[State, str, dict[str, Any]]:
+def resume(
+    config: Config, world: World, run: Run, folder: Path, sources: dict[str, str] | None = None
+) -> tuple[State, str, dict[str, Any]]:
     """Restore the newest good checkpoint into `run`; returns the state, a line that says what was done, and what
     processes before these handed over, if there were any.
 
+    `sources`: digests of the user's own code as it is now, by what it is; a line says what has changed.
     Looks in the run folder, and where a run shall begin with `--resume PATH`, there. Where processes have handed over
     their state, that is taken, and removed.
 
@@ -73,6 +76,9 @@ def resume(config: Config, world: World, run: Run, folder: Path) -> tuple[State,
     bad = "".join(f"\ndamaged and set aside: {name} ({reason})" for name, reason in loaded.set_aside)
     lost = loaded.state.get("lost", [])
     note = f"\nnote: {lost_line(lost)}" if lost else ""
+    then, now = loaded.state.get("sources", {}), sources or {}
+    if changed := [each for each in now if then.get(each, now[each]) != now[each]]:
+        note += f"\nnote: since step {state.steps} {', '.join(changed)} has changed: the run goes on by the new one"
     return state, f"resumed from step {state.steps} ({loaded.path}){bad}{note}", {}
 
 
@@ -97,7 +103,7 @@ def carried(run: Run) -> tuple[dict[str, Any], list[str]]:
             lost.append(name)
         elif not name.startswith(theirs):
             found[name] = value
-    return found, [*lost, *grown]
+    return found, [*lost, *(name.removeprefix(LENGTH) for name in grown)]
 
 
 def hand_over(run: Run, saved: dict[str, Any]) -> None:

@@ -180,7 +180,7 @@ def run(world: World, config: Config, claimed: str, began: float | None = None) 
             claim.enter_context(discarded_if_unused(Path(claimed)))
         folder = Path(world.gather(claimed)[0])
         mirror = _mirror(world, config, folder, claim) if is_url(config.execution.out) else None
-        outcome = train(config, world, folder, began, mirror, resizable=True)
+        outcome = train(config, world, folder, began, mirror, resizable=True, sources=sources_named(config))
     state = outcome.state
     if outcome.resize is not None:
         return outcome.resize

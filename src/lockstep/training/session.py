@@ -157,6 +157,7 @@ class Session:
     before: dict[str, Any] = field(default_factory=dict)  # what processes before these handed over
     duplicates: list[str] = field(default_factory=list)  # lines about pictures that are trained and validated on
     began: float = field(default_factory=time.monotonic)
+    sources: dict[str, str] = field(default_factory=dict)  # digests of the user's own code as the run began
     since: tuple[float, int] = (0.0, 0)  # when and at which step training began, be it in processes before these
 
     @property
@@ -255,6 +256,7 @@ class Session:
             "config": self.config.to_dict(),
             "data": self.run.train.images.fingerprint,
             "rounding": rounding(self.world.device),
+            "sources": self.sources,
         }
 
     def _contribute(self) -> None:
@@ -371,16 +373,18 @@ def session(
     began: float | None = None,
     mirror: Mirror | None = None,
     resizable: bool = False,
+    sources: dict[str, str] | None = None,
 ) -> Iterator[Session]:
     """Resume a run where it can go on, and have it watched; leaves the journal's `end` record behind.
 
     `resizable`: another number of processes may be asked for (see `Session.resize`).
+    `sources`: digests of the user's own code, which checkpoints keep.
     """
     main, recovery, execution = world.rank == 0, config.recovery, config.execution
     path = folder / "journal.jsonl"
     began = time.monotonic() if began is None else began
     lost = damage(path) if main else ""
-    state, resumed, before = resume.resume(config, world, run, folder)
+    state, resumed, before = resume.resume(config, world, run, folder, sources)
     refuse_single_values(config, world, run)
     found = before.get("duplicates")
     if found is None:
@@ -412,6 +416,7 @@ def session(
         control = Control(world, request, every, len(run.train), deadline, wish)
         live = Session(config, world, run, folder, state, journal, bar, control, beat, writer, mirror)
         live.before, live.duplicates, run.step.check.report = before, found, live.note_law
+        live.sources = sources or {}
         printed = [line for line in notes if execution.verbose or line not in details]
         _note_its_start(live, notes, [*summary(config, world, run), *printed, *resumed.splitlines()], lost)
         stack.push(partial(_note_its_end, live))

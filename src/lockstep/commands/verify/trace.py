@@ -136,7 +136,7 @@ def _trace(world: World, job: Job) -> Trace:
         _widen(run.train)
         _widen(run.val)
     recorder = _Recorder(run, world, exact=bool(config.exact))
-    found = [note.removeprefix("note: ") for note in run.notes if "weights will differ" in note]
+    found = [note.removeprefix("note: ") for note in run.notes if " will differ with " in note]
     recorder.trace.law |= {said: said for said in (note.partition(". --law off")[0] for note in found)}
     trace, count = recorder.trace, min(job.steps, config.epochs * len(run.train))
     state = State()
