@@ -40,8 +40,8 @@ MAX_FILE, MAX_FUNCTION, SMALL_FILE, MAX_SMALL_FILES = 600, 60, 60, 40
 BUDGETS = {
     "config": (1741, "config"),
     "data": (5045, "data"),
-    "training": (5450, "training"),
-    "gradients and draws": (4158, "parallel rng"),
+    "training": (5447, "training"),
+    "gradients and draws": (4152, "parallel rng"),
     "processes": (2950, "distributed"),
     "state and monitoring": (3359, "checkpoint monitoring"),
     "models and their use": (1723, "models inference cli errors randomness __init__ __main__"),
@@ -56,7 +56,7 @@ BUDGETS = {
     "machines": (1097, "commands/doctor commands/launch_script"),
     "everyday commands": (1468, "commands"),  # all others
 }
-MAX_LINES, MAX_FILES = 37_735, 260
+MAX_LINES, MAX_FILES = 37_726, 260
 
 
 def module_name(path: Path) -> str:

@@ -217,7 +217,7 @@ def test_a_stopped_rank(found: Outcome) -> None:
 
 @of(only_train, 3, stop(0), store_in_rank_0=True, stuck=1)
 def test_the_rank_that_holds_the_store_stopped(found: Outcome) -> None:
-    # each for itself, or the later one sees first that the other has left
+    assert found.said.count("hangs at step") >= found.codes.count(EXIT_HANG)  # or it sees first that the other has left
     assert found.codes in ([None, EXIT_HANG, EXIT_HANG], [None, EXIT_HANG, 1], [None, 1, EXIT_HANG])
     assert "the store where the ranks meet is lost: it does not answer" in found.said
     # what the others last heard of rank 0 depends on how far it was at their last look

@@ -102,7 +102,7 @@ def test_stages_bring_the_input_of_a_synchronised_batch_norm_after_it() -> None:
 )
 def test_a_library_call_is_refused_as_a_flag_is(options: dict[str, Any], message: str) -> None:
     with mock.patch("torch.jit.ScriptModule", nn.Flatten), pytest.raises(UserError, match=message):
-        parallelize(options.pop("model", network()), SINGLE, **options)
+        parallelize(**(dict[str, Any](model=network(), world=SINGLE) | options))
 
 
 @pytest.mark.parametrize(("norm", "message"), [(-1.0, "--clip-norm -1.0 is too small"), (math.nan, "clip-norm nan")])

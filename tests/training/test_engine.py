@@ -144,6 +144,8 @@ def test_a_tensor_of_another_class_has_its_own_backward() -> None:
     assert leaf.grad is not None
     assert float(leaf.grad) == 6
     assert "backward" in Watched.heard
+    with pytest.raises(RuntimeError, match="does not require grad"):
+        engine.backward(torch.ones(()), torch.ones(()))
 
 
 def test_a_piece_s_seed_is_its_own_in_each_step() -> None:

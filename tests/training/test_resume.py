@@ -287,7 +287,6 @@ def test_a_run_with_a_list_that_grows_is_resumed_without_it(tmp_path: Path, capf
     config = dataclasses.replace(PLAIN, accumulate=1, model=ModelConfig(model=f"{__name__}:Grows"))
     for stop_at in (7, 0):
         alone(trained, config, str(tmp_path), stop_at)
-        said = capfd.readouterr().out
-        assert "no checkpoint holds seen, which training moves" in said
+        assert "no checkpoint holds seen, which training moves" in (said := capfd.readouterr().out)
         assert ("since step 7 the source of nets has changed" in said) == (stop_at == 0)
     assert end_of(tmp_path)["status"] == "completed"

@@ -493,7 +493,7 @@ def refused(world: World, first: int, make: type[Net], accumulate: int = 1) -> s
 
 def test_a_model_that_takes_no_single_sample_is_refused_on_any_number_of_processes() -> None:
     (sentence,) = {refused(World.single(), 12, Squeezed), *run_ranks(refused, 2, 12, Squeezed, law=True)}
-    assert sentence.startswith("the model takes no single sample, which a process may have of a short batch")
+    assert sentence.startswith("the model takes no single sample, which a process may have of a short batch: Index")
     batched = {"forward": lambda self, x: F.batch_norm(Net.forward(self, x), None, None, training=True)}
     assert "in place of torch.nn.functional's" in refused(World.single(), 12, type("Batched", (Net,), batched))
     assert sentence in run_ranks(refused, 3, 4, Squeezed, law=True)  # shares of two, one and one: the step itself fails
@@ -788,7 +788,6 @@ def updated(world: World) -> list[list[str]]:
         model = parallelize(Net(), world)
         optimizer = kind(model.parameters(), 0.1, momentum=0.5)
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5**step)
-        # called twice in a step of Remembers, by its own and by SGD's
         optimizer.register_step_post_hook(hook or (lambda *_, schedule=schedule: schedule.step()))
         step, said = TrainStep(model, F.cross_entropy, optimizer), list[str]()
 
@@ -807,8 +806,8 @@ def updated(world: World) -> list[list[str]]:
 def test_updates_that_depend_on_process_or_time_are_said_and_others_leave_no_trace() -> None:
     said = {str(rank) for rank in [updated(World.single()), *run_ranks(updated, 3, law=True)]}
     what = "weights will differ with the number of process: at step # the update depends on the process, or on the time"
-    places = "lr of parameter group #", "first.weight"
-    assert said == {str([*([f"{what}, first in {place}"] for place in places), [], ["7", "14"]])}
+    first = [[f"{what}, first in {x}"] for x in ("lr of parameter group #", "first.weight")]
+    assert said == {str([*first, [], ["7", "14"]])}  # a step of Remembers calls hooks as its own, and as SGD's
 
 
 def noisy(world: World, draws: bool) -> list[str]:

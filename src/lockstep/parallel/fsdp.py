@@ -66,11 +66,11 @@ LOW = {"bf16": torch.bfloat16, "fp16": torch.float16}  # precision -> what autoc
 def require_shardable(model: nn.Module) -> None:
     """Raise UserError for what FSDP2 can't cut; before a run, and on one process too, where nothing is cut."""
     parameters = [*model.named_parameters()]
-    unlike = [
-        f"{dtypes[0]} and {dtypes[1]} in one block"
-        for own in [*map(_own, units(model)), _own(model)]
-        if len(dtypes := sorted({str(p.dtype).removeprefix("torch.") for p in own if p.requires_grad})) > 1
-    ]
+    blocks = [[*unit.parameters()] for unit in units(model)]
+    held = {p for block in blocks for p in block}
+    blocks.append([p for p in model.parameters() if p not in held])
+    kinds = [sorted({str(p.dtype).removeprefix("torch.") for p in block if p.requires_grad}) for block in blocks]
+    unlike = [f"{' and '.join(each)} in one block" for each in kinds if len(each) > 1]
     for what, names, remedy in (
         ("a parameter that is a single number", [n for n, p in parameters if p.ndim == 0], "Give it the shape [1]"),
         ("a parameter without numbers", [n for n, p in parameters if not p.numel()], "Leave it out"),
@@ -85,12 +85,6 @@ def require_shardable(model: nn.Module) -> None:
             raise UserError(
                 f"--strategy fsdp can't cut {what}: {', '.join(names[:5])}", f"{remedy}, or use --strategy ddp."
             )
-
-
-def _own(module: nn.Module) -> list[nn.Parameter]:
-    """What is gathered together: a unit's parameters, and of the model those in no unit."""
-    others = {p for unit in units(module) for p in unit.parameters()}
-    return [p for p in module.parameters() if p not in others]
 
 
 def shard(model: nn.Module, world: World) -> nn.Module:

@@ -74,10 +74,7 @@ def _in_backward(check: StepPasses, batch: Batch, start: HiddenState, rows: list
     parts = [_Experiment(check, batch, start, each, whole.statistics, hooks=False) for each in rows]
     if hooked and not _apart(check, whole, parts)[0]:
         return hooked[0], "a backward hook on it looks at the gradients of all samples that pass together"
-    return (
-        "",
-        "something in the backward pass, or a loss or detach() in forward, looks at all samples that pass together",
-    )
+    return "", "something in the backward pass, or a loss or detach() in forward, sees all samples that pass together"
 
 
 class _Experiment:

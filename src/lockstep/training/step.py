@@ -153,7 +153,7 @@ def refusal_of(error: Exception, shard: Shard, alone: bool) -> UserError | None:
     if shard.size == 1 < shard.members and not isinstance(error, others):
         return UserError(
             f"the model takes no single sample, which a process may have of a short batch: {last_line(error)}",
-            "Take nn.BatchNorm, whose statistics are the whole batch's, in place of torch.nn.functional's."
+            "Take the whole batch's statistics: nn.BatchNorm in place of torch.nn.functional's, no --batch-norm local."
             if "more than 1 value per channel" in str(error)
             else "Keep the batch dimension in forward, by flatten(1) or squeeze(-1), or see that each process has two: "
             "by --drop-last and a larger --batch-size. Then --law off tries none beforehand.",
