@@ -206,7 +206,6 @@ def _generic(sentence: str) -> str:
 def trained(pool: Pool, parts: list[tuple[Config, int]]) -> dict[str, Any]:
     """What `train` leaves: each part goes on in the same folder, and stops after so many steps (0: at its end)."""
     with tempfile.TemporaryDirectory(dir=_SHARED_MEMORY if _SHARED_MEMORY.is_dir() else None) as folder:
-        Path(folder, "weights").mkdir()
         for config, stop in parts:
             pool.start(_train, config, folder, stop, execution=config.execution)
         records = journals.read(Path(folder, "journal.jsonl"))

@@ -174,7 +174,6 @@ def _run(pool: Pool, config: Config, n: int, resumed_on: int = 0) -> Ran:
     """`train` on n processes; with `resumed_on` it stops in the middle and goes on on so many."""
     parts = [(n, _STOP), (resumed_on, 0)] if resumed_on else [(n, 0)]
     with tempfile.TemporaryDirectory(dir=_MEMORY if _MEMORY.is_dir() else None) as folder:
-        Path(folder, "weights").mkdir()
         for size, stop in parts:
             try:
                 pool.start(_train, config, folder, stop, execution=config.with_execution(nproc=size).execution)

@@ -73,10 +73,7 @@ def test_a_right_exact_run_has_the_same_bits_whatever_is_varied() -> None:
 def _train(world: World, config: Config, folder: str) -> None:
     from lockstep.training.loop import train
 
-    if world.rank == 0:
-        Path(folder, "weights").mkdir()
-    world.barrier()
-    train(config, world, Path(folder))
+    train(config, world, folder)
 
 
 def test_what_is_traced_is_what_train_does(tmp_path: Path) -> None:

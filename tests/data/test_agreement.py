@@ -147,7 +147,7 @@ def test_sets_are_drawn_alike_on_any_number_of_ranks_and_others_are_refused(worl
         assert rank["left alone"], "a user's generators go on as they were"
         assert f"{__name__}:by_process/train is not the same set in every process: 20 samples" in rank["by_process"]
         assert "by_process_in_arrays/val is not the same set" in rank["by_process_in_arrays"]
-        assert "by_rank/train is not the same set" in rank["by_rank"]
+        assert "by_rank/train is not the same set on one process and on several: 20 samples" in rank["by_rank"]
 
 
 def test_one_rank_calls_a_factory_at_another_time_so_that_what_follows_the_clock_is_seen() -> None:
@@ -178,6 +178,8 @@ class Reading(Numbered):
                 return image + self.cache.setdefault(index, random.random()), label
             case "labels":
                 return image, (label + int(self.generator.integers(3))) % 3
+            case "rank":
+                return image + int(os.environ.get("RANK", "0")), label
         return image + np.random.default_rng(os.getpid()).normal(), label
 
 
@@ -190,7 +192,7 @@ def reported(world: World) -> tuple[dict[str, list[str]], dict[str, str], list[s
     """What is said of sets that are read otherwise, and of factories."""
     said, refused = {}, {}
     laws: dict[str, Law] = {"strict": "strict"}
-    for how in ("keyed", "own generator", "cache of draws", "labels", "process"):
+    for how in ("keyed", "own generator", "cache of draws", "labels", "process", "rank"):
         said[how] = list[str]()
         load_data(Config(data=DataConfig(dataset="own")), world, (Reading(how), Reading("keyed")), said[how].append)
     for name, given in (
@@ -217,7 +219,8 @@ def test_what_is_not_the_same_in_every_process_is_said_on_any_number_of_them(wor
     assert not alone[0].pop("keyed")
     for how, (sentence,) in alone[0].items():
         assert "own/train depends on " in sentence
-        assert ("the process that reads it" in sentence) == (how == "process")
+        assert ("on the process that reads it" in sentence) == (how == "process")
+        assert ("on the rank of the process that reads it, or on their number" in sentence) == (how == "rank")
     assert (alone[2], first[2], second[2]) == ([__file__], [__file__], [])  # the file of the loop, not one of ours
     for _, refused, _ in (alone, first, second):
         assert "by_process/train is not the same set in every process: 20 samples" in refused["by_process"]

@@ -137,7 +137,6 @@ def test_what_is_left_out_of_either_set_is_said_at_the_start(photos: Path, tmp_p
     harm(photos)
     (photos / "val/b/1.jpg").write_bytes(b"")
     config = replace(asked(photos, skip_broken=True), epochs=1, model=ModelConfig(model="digits_net"))
-    (tmp_path / "run/weights").mkdir(parents=True)
     train(config, SINGLE, tmp_path / "run")
     start: Any = read(tmp_path / "run/journal.jsonl")[0]
     said = [note for note in start["notes"] if "--skip-broken" in note]

@@ -683,7 +683,6 @@ def killed(world: World, config: Config, folder: str, steps: int) -> None:
         return agree(self, taken, failed, now)
 
     Control.agree = dying  # type: ignore[method-assign,assignment]
-    Path(folder, "weights").mkdir(parents=True, exist_ok=True)
     train(config, world, Path(folder))
 
 

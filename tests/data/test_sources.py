@@ -1,5 +1,6 @@
 import gzip
 import itertools
+import os
 import pickle
 import shutil
 import socket
@@ -591,6 +592,11 @@ def test_objects_are_looked_for_in_the_current_folder_and_their_own_errors_pass(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "users_objects.py").write_text("class A:\n    b = 5\n")
     assert load_object("users_objects:A.b", "model") == 5
+    monkeypatch.setenv("RANK", "1")
+    (tmp_path / "users_rank.py").write_text("import os\nrank = os.environ['RANK']\n")
+    with pytest.raises(UserError, match="importing users_rank reads RANK"):
+        load_object("users_rank:rank", "model")
+    assert os.environ["RANK"] == "1"
     (tmp_path / "users_broken.py").write_text("import not_installed_anywhere\n")
     with pytest.raises(ModuleNotFoundError, match="not_installed_anywhere"):
         load_object("users_broken:A", "model")

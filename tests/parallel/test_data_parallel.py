@@ -202,7 +202,6 @@ def test_a_whole_run_over_copies(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
             monkeypatch.setattr(strategy, "data_parallel", lambda model, world, devices: OnCpu(model, 2))
             config = with_values(config, {"strategy": "dp"})
         folder = tmp_path / str(count)
-        (folder / "weights").mkdir(parents=True)
         training(config, World.single(), folder)
         lines.append(read(folder / "journal.jsonl"))
         ends.append(lines[-1][-1])

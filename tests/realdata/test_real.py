@@ -45,8 +45,6 @@ def _mnist(world: World, data: str, out: str) -> list[dict[str, Any]]:
         execution=replace(config.execution, data_dir=data),
     )
     folder = Path(out, f"n{world.size}")
-    if world.rank == 0:
-        (folder / "weights").mkdir(parents=True)
     train(config, world, folder)
     return read(folder / "journal.jsonl") if world.rank == 0 else []
 

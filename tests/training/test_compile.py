@@ -52,7 +52,6 @@ def test_whatever_is_compiled_is_no_hang(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(nn.Module, "compile", lambda *_, **__: None)
     monkeypatch.setattr(Heartbeat, "long_phase", long_phase)
     config = Config(epochs=2, batch_size=64, model=ModelConfig(compile=True), data=DataConfig(fraction=0.1))
-    (tmp_path / "weights").mkdir()
     train(config, World.single(), tmp_path)
     compiled = [text for text in found if text.startswith("compilation")]
     assert compiled[:2] == ["compilation at step 0, forward-backward", "compilation at step 2, forward-backward"]

@@ -27,8 +27,9 @@ from tests.training.test_resume import trained
 def journal_of(folder: Path, epochs: int, eval_every: int) -> list[dict[str, Any]]:
     often = {"eval_every": eval_every, "log_every": 2, "checkpoint_every": "0"}
     data = {"fraction": 0.1, "alternate_flip": True}
-    (folder / "weights").mkdir(parents=True)
-    train(with_values(recipe("digits"), {"epochs": epochs, "tta": "mirror", **data, **often}), World.single(), folder)
+    train(
+        with_values(recipe("digits"), {"epochs": epochs, "tta": "mirror", **data, **often}), World.single(), str(folder)
+    )
     return read(folder / "journal.jsonl")
 
 

@@ -82,6 +82,12 @@ class Halved(Net):
         return super().forward(x) * self.factor
 
 
+class Main(Halved):
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor = 2 - int(os.environ.get("RANK", "0"))
+
+
 def by_rank() -> nn.Module:
     """The other ranks begin with rank 0's."""
     return Net(seed=dist.get_rank() if dist.is_initialized() else 0)
@@ -93,6 +99,10 @@ def sgd(model: nn.Module, optim: Any, lr: float) -> Any:
 
 def rate(model: nn.Module, optim: Any, lr: float) -> Any:
     return torch.optim.SGD(model.parameters(), lr * processes())
+
+
+def rate_of_rank(model: nn.Module, optim: Any, lr: float) -> Any:
+    return torch.optim.SGD(model.parameters(), lr * (1 + int(os.environ.get("RANK", "0"))))
 
 
 def betas(model: nn.Module, optim: Any, lr: float) -> Any:
@@ -109,6 +119,8 @@ CASES = {
     ("unseeded", "sgd"): "with every run: begun of ",
     ("Ordered", "sgd"): f"with every run: the output of {HERE}:Ordered (by process or order)",
     ("Halved", "sgd"): f"with the number of processes: the output of {HERE}:Halved (by ",
+    ("Main", "sgd"): f"with the number of processes: the output of {HERE}:Main (by factor) is made by each",
+    ("mlp", "rate_of_rank"): "with the number of processes: lr of parameter group 0 of ",
     ("mlp", "rate"): "with the number of processes: lr of parameter group 0 of ",
     ("plain", "betas"): "with the number of processes: betas of parameter group 1 of ",
 }

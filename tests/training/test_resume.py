@@ -44,9 +44,6 @@ STEPS = 15
 
 def trained(world: World, config: Config, folder: str, stop_at: int = 0) -> int:
     """`train`, stopped by the agreement of all ranks after `stop_at` steps."""
-    if world.rank == 0:
-        Path(folder, "weights").mkdir(parents=True, exist_ok=True)
-    world.barrier()
     agree = Control.agree
 
     def stopping(self: Control, steps: int, failed: bool = False, now: bool = False) -> Agreement:
@@ -177,9 +174,6 @@ def poisoned(world: World, config: Config, folder: Path, step: int) -> list[int]
         run.step.__class__ = Spoiled
         return run
 
-    if world.rank == 0:
-        (folder / "weights").mkdir(parents=True, exist_ok=True)
-    world.barrier()
     with mock.patch("lockstep.training.loop.assemble", spoiling):
         return train(config, world, folder).state.skipped
 

@@ -810,8 +810,9 @@ def test_updates_that_depend_on_process_or_time_are_said_and_others_leave_no_tra
     assert said == {str([*first, [], ["7", "14"]])}  # a step of Remembers calls hooks as its own, and as SGD's
 
 
-def noisy(world: World, draws: bool) -> list[str]:
+def noisy(world: World, draws: bool, seeded: bool = False) -> list[str]:
     torch.manual_seed(0)
+    own = torch.Generator().manual_seed(0) if seeded else None
     model = parallelize(Net(), world)
     step, said = TrainStep(model, F.cross_entropy, torch.optim.SGD(model.parameters(), 0.1)), list[str]()
     step.check.report = lambda finding, _: said.append(neutral(finding.message))
@@ -819,7 +820,8 @@ def noisy(world: World, draws: bool) -> list[str]:
         batch = batch_of(world, n, t)
         batch._loaded = batch._contents()
         if draws:
-            batch = replace(batch, images=batch.images + 0.1 * torch.randn_like(batch.images))
+            noise = torch.randn(batch.images.shape, generator=own, dtype=batch.images.dtype)
+            batch = replace(batch, images=batch.images + 0.1 * noise)
         else:
             batch.images.mul_(2)
             with torch.random.fork_rng():
@@ -831,8 +833,9 @@ def noisy(world: World, draws: bool) -> list[str]:
 def test_images_that_a_loop_changes_by_random_numbers_are_said() -> None:
     said = [noisy(World.single(), True), *run_ranks(noisy, 2, True, law=True)]
     assert said[0] == said[1] == said[2]
-    assert len(said[0]) == 1
-    assert "the batch is not as the loader gave it, and was changed by random numbers" in said[0][0]
+    cause = "the batch is not as the loader gave it, and was changed by random numbers of"
+    assert f"{cause} torch's generator" in said[0][0]
+    assert f"{cause} own" in noisy(World.single(), True, seeded=True)[0]
     assert noisy(World.single(), False) == []
 
 
@@ -910,6 +913,11 @@ class ByPlace(Augment):
         return super().__call__(images, torch.arange(len(ids)), epoch)
 
 
+class OfRank(Augment):
+    def __call__(self, images: Tensor, ids: Tensor, epoch: int | None) -> Tensor:
+        return super().__call__(images, ids, epoch) * (1 + int(os.environ.get("RANK", "0")))
+
+
 def augmented(world: World, kind: type[Augment]) -> list[str]:
     pixels = np.random.default_rng(0).integers(0, 256, (40, 1, 4, 4), dtype=np.uint8)
     images = ArraySet("noise", ("a", "b", "c"), (0.5,), (0.2,), (pixels,), np.arange(40) % 3, "noise")
@@ -925,11 +933,12 @@ def augmented(world: World, kind: type[Augment]) -> list[str]:
     return said
 
 
-def test_an_image_that_follows_its_batch_is_said() -> None:
-    first, *others = augmented(World.single(), ByPlace), *run_ranks(augmented, 2, ByPlace, law=True)
-    assert others == [first, first]
-    assert len(first) == 1
-    assert "an image is another one in its batch than made by itself: sample #" in first[0]
+def test_an_image_that_follows_its_batch_or_process_is_said() -> None:
+    kinds: dict[type[Augment], str] = {ByPlace: "in its batch than made by itself", OfRank: "by the process's rank"}
+    for kind, cause in kinds.items():
+        first, *others = augmented(World.single(), kind), *run_ranks(augmented, 2, kind, law=True)
+        assert others == [first, first]
+        assert f"an image is another one {cause}" in "".join(first)
     assert augmented(World.single(), Augment) == []
     assert run_ranks(augmented, 2, Augment, law=True) == [[], []]
 
@@ -942,11 +951,11 @@ def out_of_step(world: World, way: str) -> str:
     try:
         for t, n in enumerate((12, 12, 9, 12, 12, 12, 12)):
             if (t, world.rank) == (5, 1):
-                if way == "break":
+                if way != "continue":
                     break
                 continue
             step(batch_of(world, n, t))
-        evaluate(model, val, world)
+        world.gather(1.5) if way == "gather" else evaluate(model, val, world)
     except UserError as error:
         return str(error)
     except RuntimeError as error:
@@ -960,6 +969,7 @@ def out_of_step(world: World, way: str) -> str:
     [
         ("continue", "rank 0 is at step 6, rank 1 is at step 7"),
         ("break", "rank 0 is at step 6, rank 1 is at an evaluation"),
+        ("gather", "rank 0 is at step 6, rank 1 is at a world.gather"),
     ],
 )
 def test_processes_that_no_longer_take_the_same_steps_are_refused(way: str, places: str) -> None:

@@ -37,7 +37,6 @@ def test_a_step_that_is_left_out_is_recorded_and_moves_no_average(
         execution=Execution(device="cpu", threads=1, loader="resident"),
         recovery=Recovery(checkpoint_every="0"),
     )
-    (tmp_path / "weights").mkdir()
     outcome = train(config, World.single(), tmp_path)
     records: list[Any] = list(read(tmp_path / "journal.jsonl"))
     left_out = [record["step"] for record in records if record["kind"] == "fault"]

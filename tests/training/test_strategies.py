@@ -96,9 +96,6 @@ def saved_again(world: World, config: Config, folder: str) -> None:
     from lockstep.training.assemble import assemble
     from lockstep.training.session import session
 
-    if world.rank == 0:
-        Path(folder, "weights").mkdir(parents=True)
-    world.barrier()
     with session(config, world, assemble(config, world), Path(folder)) as live:
         live.checkpoint()
         live.flush()

@@ -43,7 +43,6 @@ def test_arrays_are_resized_on_the_way() -> None:
 
 def test_what_uses_the_model_takes_the_side_of_evaluation(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    (run / "weights").mkdir(parents=True)
     train(replace(folder(pictures(tmp_path / "data")), epochs=1), SINGLE, run)
     card = Card.read(run / "weights" / "best.safetensors")
     assert card is not None

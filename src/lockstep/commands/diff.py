@@ -88,6 +88,7 @@ def compared(
         {
             "data": text(mapping(run.of("run"), "data"), "fingerprint")[:12] or _ABSENT,
             "parameters": _count(run.of("run"), "parameters"),
+            **mapping(run.of("run"), "sources"),
         }
         for run in runs
     ]
@@ -101,11 +102,13 @@ def compared(
 
 
 def _order(one: RunSummary, other: RunSummary, entries: Sequence[Difference]) -> list[Difference]:
-    """By the ledgers, which are chains over all samples of all steps: only those of as many steps can be compared."""
+    """By the ledgers, which are chains over all samples of all steps: only those of as many steps can be compared. The
+    config alone does not tell where a journal has been lost."""
     ends = [run.of("end") if run.last.get("kind") == "end" else {} for run in (one, other)]
     steps = [integer(end, "steps") for end in ends]
     if steps[0] != steps[1] or None in steps:
-        return [entry for entry in entries if entry[0].split(".")[-1] in _ORDER]
+        journals = differences(*({"journal": "read" if run.of("run") else _ABSENT} for run in (one, other)))
+        return [*(entry for entry in entries if entry[0].split(".")[-1] in _ORDER), *journals]
     return differences(*({"ledger": text(end, "ledger_sha256")[:12] or _ABSENT} for end in ends))
 
 

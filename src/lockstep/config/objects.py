@@ -2,15 +2,18 @@
 
 import importlib
 import importlib.util
+import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
 from lockstep.errors import StoppedBySignal, UserError, unknown
 
 _T = TypeVar("_T")
+_OF_A_LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 
 
 def without_exit(fn: Callable[..., _T], *args: Any) -> _T:
@@ -42,10 +45,22 @@ def is_of_a_signal(error: BaseException | None) -> bool:
     return isinstance(error, (KeyboardInterrupt, StoppedBySignal))
 
 
+@contextmanager
+def _as_on_one_process() -> Iterator[None]:
+    """Within, no variable of a launcher is set: what a module makes of them on import would follow the number of
+    processes, unseen by any pass that pretends another one."""
+    kept = {name: os.environ.pop(name) for name in _OF_A_LAUNCHER if name in os.environ}
+    try:
+        yield
+    finally:
+        os.environ.update(kept)
+
+
 def load_object(path: str, kind: str) -> Any:
     """Import what `package.module:attribute` names, looking in the current folder first.
 
-    `kind` says what it is for, as "model". The module's own errors pass through: their traceback is the best guide.
+    `kind` says what it is for, as "model". The module is imported as on one process, whatever the launcher's variables
+    say. Its own errors pass through: their traceback is the best guide.
     Raises UserError for a path of another form, a module that is not found, or an attribute that it does not have.
     """
     module_name, _, attribute = path.partition(":")
@@ -56,12 +71,20 @@ def load_object(path: str, kind: str) -> Any:
     if here not in sys.path:
         sys.path.insert(0, here)  # stays: loader workers and later imports of the module need it too
     try:
-        value: Any = importlib.import_module(module_name)
+        with _as_on_one_process():
+            value: Any = importlib.import_module(module_name)
     except SystemExit as ended:
         if is_of_a_signal(ended):
             raise
         message = f"--{kind} {path}: importing {module_name} ended the program, exit code {ended.code or 0}"
         raise UserError(message, 'Let the module do so only where it is run: if __name__ == "__main__": ...') from ended
+    except KeyError as error:
+        if error.args[:1] not in [(name,) for name in _OF_A_LAUNCHER]:
+            raise
+        raise UserError(
+            f"--{kind} {path}: importing {module_name} reads {error.args[0]}; modules are imported as on one process",
+            f'Read it in a function, by os.environ.get("{error.args[0]}", "0").',
+        ) from error
     except ModuleNotFoundError as error:
         if not (error.name and f"{module_name}.".startswith(f"{error.name}.")):
             raise  # the module is there, and something that it imports is not

@@ -40,23 +40,42 @@ def require_same(
     """Compare sets over the ranks; all call it together.
 
     Args:
-        again: makes the sets; on one process another one calls it too, to have something to compare. Pickle takes it.
+        again: makes the sets. Another process calls it too, as the second of two or, of several, as one alone; pickle
+            takes it.
         steady: of each set, whether a sample is the same whenever it is read.
     Raises UserError on all ranks, naming the set that is not the same everywhere.
     """
-    if world.size == 1 and (again is None or not warm.at_hand()):
+    makes = again is not None and warm.at_hand()
+    if world.size == 1 and not makes:
         return
+
+    def made(*ranks: tuple[int, int]) -> list[list[list[Any]]]:
+        """What other processes make as such ranks of so many; the same on all ranks, as rank 0 asks for it."""
+        found = []
+        if world.rank == 0 and makes:
+            assert again is not None
+            tasks = [partial(_make, again, seed, [*steady], torch.get_default_dtype(), *each) for each in ranks]
+            try:
+                found = [*map(loader_workers.result, [loader_workers.begin(task) for task in tasks])]
+            except EOFError:  # as where there is memory for one of the two
+                warnings.warn("the data set was not compared: the process that made it again was killed", stacklevel=2)
+        everyones: list[list[list[Any]]] = world.gather(found)[0]
+        return everyones
+
     everyone = world.gather(_contents(sets, seed, world.local_rank, steady))
-    if world.size == 1 and again is not None:
-        task = partial(_make, again, seed, [*steady], torch.get_default_dtype())
-        try:
-            everyone.append(loader_workers.result(loader_workers.begin(task)))
-        except EOFError:  # as where there is memory for one of the two
-            warnings.warn("the data set was not compared: the process that made it again was killed", stacklevel=2)
+    everyone += made((1, 2) if world.size == 1 else (0, 0))
     for number, each in enumerate(sets):
         first = everyone[0][number]
         other = next((k for k, theirs in enumerate(everyone) if _differs(theirs[number], first)), None)
         if other is not None:
+            alone, *others = [found[number] for found in made((0, 0), (1, 2), (0, 0))] or [first]
+            if others and _differs(alone, others[0]) and not _differs(alone, others[1]):
+                raise UserError(
+                    f"{each.name} is not the same set on one process and on several: {alone[0]:,} samples on one, "
+                    f"{others[0][0]:,} in the second of two processes, and they differ",
+                    "Let the factory make the whole set, whatever its rank and their number: each process takes its "
+                    "part of every batch.",
+                )
             raise UserError(
                 f"{each.name} is not the same set in every process: {first[0]:,} samples in process 0 and "
                 f"{everyone[other][number][0]:,} in process {other}, of which some differ",
@@ -77,11 +96,11 @@ def _contents(sets: Sequence[ImageSet], seed: int, local_rank: int, steady: Sequ
 
 
 def _make(
-    make: Callable[[], Sequence[ImageSet]], seed: int, steady: Sequence[bool], dtype: torch.dtype
+    make: Callable[[], Sequence[ImageSet]], seed: int, steady: Sequence[bool], dtype: torch.dtype, rank: int, size: int
 ) -> list[list[Any]]:
-    """The contents of sets that another process makes."""
+    """The contents of sets that another process makes, as rank `rank` of `size`."""
     torch.set_default_dtype(dtype)  # a script may have set it after the parent of this process was forked
-    with pretended_rank(1, 2):
+    with pretended_rank(rank, size):
         return _contents(make(), seed, 0, steady)
 
 
@@ -129,30 +148,31 @@ def _unsteady(images: ImageSet, what: str, epochs: tuple[int | None, ...]) -> st
     ids = np.unique(np.linspace(0, len(images) - 1, count).astype(np.int64))
     forwards, backwards = partial(_read, images, ids, epochs), partial(_read, images, ids[::-1].copy(), epochs[::-1])
     try:
-        first, second = map(loader_workers.result, [loader_workers.begin(task) for task in (forwards, backwards)])
+        tasks = [partial(forwards, 0, 0), partial(backwards, 1, 2)]
+        first, second = map(loader_workers.result, map(loader_workers.begin, tasks))
     except Exception:  # no other process can read it; what is wrong with a sample is said where it is used
         return ""
     place = _other(first, [part[::-1] for part in second[::-1]])
     if place is None:
         return ""
-    again = loader_workers.result(loader_workers.begin(forwards))
-    cause = (
-        "depends on what was read before it, as by a generator, a counter or a cache of the Dataset's own"
-        if _other(first, again) is None
-        else "depends on the process that reads it, or on the time"
-    )
-    return (
-        f"{what} will differ with the number of processes: sample {ids[place]} of {images.name} {cause}. "
-        "Draw by torch's, numpy's or Python's own functions, whose generators are seeded for each sample"
-    )
+    again, of_two = map(loader_workers.result, map(loader_workers.begin, [tasks[0], partial(forwards, 1, 2)]))
+    cause = "depends on what was read before it, as by a generator, a counter or a cache of the Dataset's own"
+    remedy = "Draw by torch's, numpy's or Python's own functions, whose generators are seeded for each sample"
+    if _other(first, again) is not None:
+        cause = "depends on the process that reads it, or on the time"
+    elif _other(first, of_two) is not None:
+        cause = "depends on the rank of the process that reads it, or on their number"
+        remedy = "Let __getitem__ give the same, whoever reads it"
+    return f"{what} will differ with the number of processes: sample {ids[place]} of {images.name} {cause}. {remedy}"
 
 
-def _read(images: ImageSet, ids: np.ndarray, epochs: Sequence[int | None]) -> list[np.ndarray]:
-    """Some samples in each of some epochs, as rows [k, n + 1] of pixels and the label."""
+def _read(images: ImageSet, ids: np.ndarray, epochs: Sequence[int | None], rank: int, size: int) -> list[np.ndarray]:
+    """Some samples in each of some epochs, as rows [k, n + 1] of pixels and the label, as rank `rank` of `size`."""
     found = []
-    for epoch in epochs:
-        pixels, labels = images.read(ids, epoch)
-        found.append(torch.cat([pixels.double().flatten(1), labels.double().view(-1, 1)], 1).cpu().numpy())
+    with pretended_rank(rank, size):
+        for epoch in epochs:
+            pixels, labels = images.read(ids, epoch)
+            found.append(torch.cat([pixels.double().flatten(1), labels.double().view(-1, 1)], 1).cpu().numpy())
     return found
 
 

@@ -5,6 +5,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cache, lru_cache, partial
 from itertools import islice
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from lockstep.data.augment import Augment, Mixing, Pairs, pairs
@@ -19,7 +21,7 @@ from lockstep.data.image_sets import ArraySet, ImageSet, table_on
 from lockstep.data.order import Order, Shard, micro_batches, slices
 from lockstep.distributed.devices import has_streams, to_device
 from lockstep.distributed.loader_workers import LoaderWorkers
-from lockstep.distributed.world import World
+from lockstep.distributed.world import World, pretended_rank
 from lockstep.errors import UserError
 
 if TYPE_CHECKING:
@@ -217,12 +219,21 @@ class Batch:
         return len(self.ids)
 
 
-def last_again(batch: Batch) -> tuple[int, Tensor | None]:
-    """The number of its last sample, and the image [1, C, H, W] made once more, by itself, where it can be."""
+def last_again(batch: Batch) -> tuple[str, str]:
+    """Its last sample, and why that has another image where it is made once more: by itself, and as on the second of
+    two processes, or if there are several as on one. "" where it has not, or can't be made."""
     rows = [shard.rows for shard in batch.shards if shard.size]
     if batch._alone is None or batch.changed or not rows:
-        return 0, None
-    return int(batch.ids[rows[-1].stop - 1]), batch._alone(rows[-1].stop - 1)
+        return "", ""
+    row, cause = rows[-1].stop - 1, ""
+    for there in pretended_rank(*((0, 0) if dist.is_initialized() else (1, 2))), nullcontext():
+        with there:
+            again = batch._alone(row)
+        if torch.allclose(batch.images[-1:], again, 1e-3, 1e-3, equal_nan=True):
+            cause = cause and "an image is another one by the process's rank, or their number:"
+            break
+        cause = "an image is another one in its batch than made by itself:"
+    return f"sample {batch.ids[row]}", cause
 
 
 class TrainLoader:

@@ -91,6 +91,8 @@ class World:
             return [json.loads(content)]
         fits = len(content) <= _AT_ONCE
         rows = self._rows(content if fits else b"#%d" % len(content), _AT_ONCE)
+        if any(row.startswith(b"@") for row in rows):
+            raise _parted(rows)
         if longest := max((int(row[1:]) for row in rows if row.startswith(b"#")), default=0):
             rows = self._rows(content, longest)
         return [json.loads(row) for row in rows]
@@ -102,21 +104,15 @@ class World:
         """
         if self.size == 1:
             return lambda: None
-        mine = torch.frombuffer(bytearray(json.dumps(place).encode().ljust(_AT_ONCE)), dtype=torch.uint8)
+        mine = torch.frombuffer(bytearray(f"@{place}".encode().ljust(_AT_ONCE)), dtype=torch.uint8)
         rows = [torch.empty_like(mine) for _ in range(self.size)]
         work = dist.all_gather(rows, mine, async_op=True)
 
         def compare() -> None:
             work.wait()
-            places = [json.loads(row.numpy().tobytes()) for row in rows]
-            other = next((rank for rank, theirs in enumerate(places) if theirs != places[0]), 0)
-            if other:
-                where = f"rank 0 is at {places[0]}, rank {other} is at {places[other]}"
-                raise UserError(
-                    f"the processes no longer take the same steps: {where}",
-                    "A `break` or `continue` in the loop must be the same on all of them: decide by a number that is, "
-                    "as world.sum(step(batch)) / batch.count, and not by one process's samples.",
-                )
+            found = [row.numpy().tobytes() for row in rows]
+            if any(theirs != found[0] for theirs in found):
+                raise _parted(found)
 
         return compare
 
@@ -174,6 +170,17 @@ class World:
             raise PeerError(f"rank {failed.index(True)} failed")
         if self.local_rank > 0:
             yield
+
+
+def _parted(rows: list[bytes]) -> UserError:
+    """The refusal where ranks meet at different places, by what each has sent."""
+    places = [row[1:].decode().strip() if row.startswith(b"@") else "a world.gather" for row in rows]
+    other = next(rank for rank, theirs in enumerate(places) if theirs != places[0])
+    return UserError(
+        f"the processes no longer take the same steps: rank 0 is at {places[0]}, rank {other} is at {places[other]}",
+        "A `break` or `continue` in the loop must be the same on all of them: decide by a number that is, as "
+        "world.sum(step(batch)) / batch.count, and not by one process's samples.",
+    )
 
 
 class _MadeWhenAsked(c10d._World):

@@ -37,6 +37,7 @@ class RunRecord(TypedDict):
     steps_per_epoch: int
     resumed_from: int  # step, 0 for a new run
     notes: list[str]  # on data and model: how the set was divided, duplicates, what depends on --nproc
+    sources: NotRequired[dict[str, str]]  # digests of the user's own code, by what it is
     resized_from: NotRequired[int]  # processes, where these take the place of others; a `resize` record follows
 
 

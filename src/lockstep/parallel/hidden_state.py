@@ -347,6 +347,21 @@ def _visit_parts(parts: Callable[[Any], Iterable[Any]]) -> Callable[[HiddenState
     return visit
 
 
+_RANDOM = torch.Generator, random.Random, np.random.RandomState, np.random.Generator, np.random.BitGenerator
+
+
+def generators_around(frame: types.FrameType | None) -> dict[str, Any]:
+    """The random generators that a function and those which have called it hold, by name."""
+    found: dict[str, Any] = {}
+    while frame is not None:
+        if not _is_library(frame.f_globals.get("__name__")):
+            values = {**frame.f_globals, **frame.f_locals}
+            values |= {f"self.{name}": value for name, value in getattr(values.get("self"), "__dict__", {}).items()}
+            found |= {name: value for name, value in values.items() if isinstance(value, _RANDOM)}
+        frame = frame.f_back
+    return found
+
+
 _VISITS: tuple[tuple[Any, Callable[[HiddenState, Any, str], None]], ...] = (
     (Tensor, HiddenState._visit_tensor),
     (torch.jit.ScriptModule, HiddenState._visit_script),
@@ -354,10 +369,7 @@ _VISITS: tuple[tuple[Any, Callable[[HiddenState, Any, str], None]], ...] = (
     (_CONTAINERS, HiddenState._visit_container),
     (tuple, HiddenState._visit_tuple),
     (np.ndarray, HiddenState._visit_array),
-    (
-        (torch.Generator, random.Random, np.random.RandomState, np.random.Generator, np.random.BitGenerator),
-        _visit_generator,
-    ),
+    (_RANDOM, _visit_generator),
     (_ITERATORS, _visit_iterator),
     (types.FunctionType, HiddenState._visit_function),
     (types.MethodType, _visit_parts(lambda method: (method.__func__, method.__self__))),

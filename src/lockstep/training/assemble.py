@@ -89,18 +89,19 @@ def load_data(
     Args:
         given: the two themselves, as a user has made them.
         report: gets a sentence about a set whose samples are not always the same, unless --law is off.
-        again: on one process another one may make the set too. In a user's own loop it would lack what the script has
-            set since it began: a default dtype, a variable that a factory reads.
+        again: another process may make the set too, as on another number of them. In a user's own loop it would lack
+            what the script has set since it began: a default dtype, a variable that a factory reads.
     """
     world.status(f"starting: loading {config.data.dataset}")
     folder, law = sources.resolve_data_dir(config.execution.data_dir), config.execution.law
-    load = partial(sources.load, config.data, folder, config.seed, world)
-    sets = load(given)
+    sets = sources.load(config.data, folder, config.seed, world, given)
     where, skip = config.execution.cache, config.data.skip_broken
     if where or skip:
         sets = keep(sets, where, skip, world)
     sentences = unsteady(sets, world)
-    makes = load if again and given is None and is_code(config.data.dataset) else None
+    makes = None
+    if again and given is None and is_code(config.data.dataset):
+        makes = partial(sources.load, config.data, folder, config.seed, World.single())
     require_same(sets, config.seed, world, makes, [not sentence for sentence in sentences])
     for sentence in sentences:
         _say(law, sentence, report)
@@ -185,16 +186,16 @@ def fresh_model(name: str, channels: int, classes: int, size: int, seed: int) ->
 
 
 def _made(
-    config: Config, shape: tuple[int, int, int], classes: int, dtype: torch.dtype, ranks: int, turn: int
+    config: Config, shape: tuple[int, int, int], classes: int, dtype: torch.dtype, rank: int, ranks: int, turn: int
 ) -> tuple[dict[str, list[float]], dict[str, str]]:
-    """What a user's factories make on the first of so many ranks: of each parameter, buffer and generator, and of what
+    """What a user's factories make on rank `rank` of so many: of each parameter, buffer and generator, and of what
     comes of an image, two numbers, which threads round otherwise, and those of the optimizer's groups; digests of what
     the model keeps beside them."""
     torch.set_default_dtype(dtype)  # a script may have set it after the parent of this process was forked
     name, factory, found = config.model.model, config.optim.optimizer, dict[str, list[float]]()
-    with pretended_rank(0, ranks):
+    with pretended_rank(rank, ranks):
         addresses = [nn.Module() for _ in range(1000)]
-        del addresses[200 * turn : 200 * turn + 100]  # where what follows lies: elsewhere each time
+        del addresses[160 * turn : 160 * turn + 100]  # where what follows lies: elsewhere each time
         model = fresh_model(name, shape[0], classes, config.data.image_size or shape[1], config.seed)
         state = HiddenState({"": model})
         if optimizers.is_factory(factory):
@@ -203,7 +204,7 @@ def _made(
             for g, group in enumerate(optimizers.build(model, config.optim, config.lr).param_groups):
                 rows = {key: [*value] if isinstance(value, tuple) else [value] for key, value in group.items()}
                 numbers = {key: row for key, row in rows.items() if all(isinstance(each, int | float) for each in row)}
-                found |= {f"{key} of parameter group {g} of {factory}": row for key, row in numbers.items()}
+                found |= {f"{key}{_GROUP}{g} of {factory}": row for key, row in numbers.items()}
     del addresses
     tensors = [*model.named_parameters(), *model.named_buffers()] if not pretrained.asked(config) else []
     kept = {key: digest(value) for key, value in state.values.items()}
@@ -218,7 +219,7 @@ def _made(
     return found, kept
 
 
-_OUTPUT = "the output"
+_OUTPUT, _GROUP = "the output", " of parameter group "
 
 
 def _apart(some: dict[str, list[float]], others: dict[str, list[float]]) -> list[str]:
@@ -228,36 +229,46 @@ def _apart(some: dict[str, list[float]], others: dict[str, list[float]]) -> list
     return [name for name, (a, b) in pairs.items() if len(a) != len(b) or not near(a, b)]
 
 
+def _not_shared(names: list[str]) -> list[str]:
+    """Those that a rank does not begin with as rank 0 has them; an output follows others."""
+    groups = [name for name in names if _GROUP in name]
+    return groups or (names if all(name.startswith(_OUTPUT) for name in names) else [])
+
+
 def made_otherwise(config: Config, images: ImageSet, world: World) -> tuple[str, list[str]]:
     """Why what a user's factories make is another thing each time, or on several processes; "" where it is neither. And
     the names of what the model keeps that is another one each time.
 
-    All ranks call it together: rank 0 has other processes make it, one as if alone and one as the first of two; where
-    they differ, once more. The ranks themselves begin with what rank 0 has.
+    All ranks call it together: rank 0 has other processes make it, one as if alone and two as each of two; where they
+    differ, once more. The ranks themselves begin with the weights, buffers and generators that rank 0 has.
     """
     said, moving = "", list[str]()
     own = any(map(optimizers.is_factory, (config.model.model, config.optim.optimizer)))
     if world.rank == 0 and own and warm.at_hand():
         make = partial(_made, config, seen(config, images), len(images.classes), torch.get_default_dtype())
 
-        def made(*turns: tuple[int, int]) -> list[tuple[dict[str, list[float]], dict[str, str]]]:
+        def made(*turns: tuple[int, int, int]) -> list[tuple[dict[str, list[float]], dict[str, str]]]:
             return [*map(loader_workers.result, [loader_workers.begin(partial(make, *each)) for each in turns])]
 
         with suppress(Exception):  # another process can't make it; what is wrong with it is said where it is used
-            (one, kept), (two, others) = made((0, 0), (2, 1))
-            if names := _apart(one, two):
-                (two_again, _), (one_again, later) = made((2, 2), (0, 3))  # another order, for what goes by turns
-                moving = [key for key in kept if later.get(key) != kept[key]]
-                changing = [*_apart(one, one_again), *_apart(two, two_again)]
-                place, unlike = (changing or names)[0], moving or [key for key in kept if others.get(key) != kept[key]]
+            (one, kept), (two, of_two), (second, theirs) = made((0, 0, 0), (0, 2, 1), (1, 2, 2))
+            names, by, pair = _apart(one, two), "with the number of processes", (kept, of_two)
+            if not names:
+                names, by, pair = _not_shared(_apart(two, second)), "by each process's rank", (of_two, theirs)
+            if names:  # another order, for what goes by turns
+                (third, _), (two_again, _), (one_again, later) = made((1, 2, 3), (0, 2, 4), (0, 0, 5))
+                new = [key for key in kept if later.get(key) != kept[key]]
+                changing = [*_apart(one, one_again), *_apart(two, two_again), *_not_shared(_apart(second, third))]
+                place, moving = (changing or names)[0], new if changing else []
+                unlike = moving or [key for key in pair[0] if pair[0][key] != pair[1].get(key) and key not in new]
                 if place.startswith(_OUTPUT) and unlike:
                     place += f" (by {' or '.join([*dict.fromkeys(key.partition('[')[0] for key in unlike)][:3])})"
                 said = (
                     f"weights will differ with every run: {place} is another one each time it is made. Draw by "
                     "torch's, numpy's or Python's own functions, whose generators are seeded"
                     if changing
-                    else f"weights will differ with the number of processes: {place} is made by that number. Let it "
-                    "follow the global batch, which is the same on any number of them"
+                    else f"weights will differ with the number of processes: {place} is made {by}. Let it follow the "
+                    "global batch, which is the same on any number of them"
                 )
     found: tuple[str, list[str]] = world.gather([said, moving])[0]
     return found
@@ -323,7 +334,7 @@ def assemble(config: Config, world: World, dtype: torch.dtype | None = None) -> 
     )
     train, val = train_loader(config, train_set, world), eval_loader(config, val_set, world)
     world.status(f"starting: building {config.model.model}")
-    moving: Sequence[str] = ()
+    sentence, moving = "", list[str]()
     if config.execution.law != "off":
         sentence, moving = made_otherwise(config, train_set, world)
         _say(config.execution.law, sentence, said.append)
@@ -351,6 +362,8 @@ def assemble(config: Config, world: World, dtype: torch.dtype | None = None) -> 
         law=config.execution.law,
     )
     step.own_loop = False
+    if sentence:
+        step.check.note_said()
     notes += schedules.never_reached(optim, config.epochs)
     notes += [f"note: {each}. --law off looks no more, --law strict ends the run" for each in said]
     return Run(model, train, val, step, ema, notes, frozen)

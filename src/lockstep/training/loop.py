@@ -42,16 +42,17 @@ class Outcome:
 def train(
     config: Config,
     world: World,
-    folder: Path,
+    folder: str | Path,
     began: float | None = None,
     mirror: Mirror | None = None,
     resizable: bool = False,
     sources: dict[str, str] | None = None,
 ) -> Outcome:
-    """Train by `config`, going on from the newest checkpoint in `folder`, which exists. All ranks call it together.
+    """Train by `config`, going on from the newest checkpoint in `folder`. All ranks call it together.
 
-    Leaves journal, checkpoints and weights in the folder. SIGTERM, SIGINT and SIGUSR1 take effect at the next
-    step boundary, after a checkpoint. `began`: from when on --max-time counts, by time.monotonic() (None: from now).
+    Makes the folder, and leaves journal, checkpoints and weights there. SIGTERM, SIGINT and SIGUSR1 take effect at
+    the next step boundary, after a checkpoint.
+    `began`: from when on --max-time counts, by time.monotonic() (None: from now).
     `mirror`: uploads the folder, on rank 0 of a run in a store.
     `resizable`: a request for another number of processes ends it too (`Outcome.resize`).
     `sources`: digests of the user's own code, by what it is (`run_folder.sources_named`).
@@ -59,7 +60,7 @@ def train(
     Raises:
         UserError: for what the user can put right, naming rank and step.
     """
-    config = settled(config)
+    config, folder = settled(config), Path(folder)
     run = assemble(to_assemble(config, world, folder), world)
     with session(config, world, run, folder, began, mirror, resizable, sources) as live:
         if live.config.on_nonfinite == "rollback" and live.state.steps == 0:

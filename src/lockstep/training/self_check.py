@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import asdict, replace
 from functools import cache
+from types import FrameType
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -32,7 +33,15 @@ from lockstep.parallel.batchnorm import SyncBatchNorm, batch_norms
 from lockstep.parallel.buffers import put_together
 from lockstep.parallel.fsdp import is_sharded, local
 from lockstep.parallel.given_statistics import GivenStatistics
-from lockstep.parallel.hidden_state import LENGTH, HiddenState, differing, digest, is_of_the_process, same
+from lockstep.parallel.hidden_state import (
+    LENGTH,
+    HiddenState,
+    differing,
+    digest,
+    generators_around,
+    is_of_the_process,
+    same,
+)
 from lockstep.parallel.module_state import as_real, replaced
 from lockstep.training.find_cause import AGAIN, ELSEWHERE, find_cause
 from lockstep.training.outcomes import (
@@ -103,8 +112,9 @@ class SelfCheck(StepPasses):
         self._seen, self._reported = set[tuple[str, str]](), _reported.setdefault(self.bare, set())
         self._added: dict[str, Tensor | bool] = {}  # buffers whose changes are added up
         self._notes: GivenStatistics | None = None
-        self._between: HiddenState | None = None  # the generators after the step before
-        self._before: list[HiddenState] = []  # each pass of the step under way
+        # generators after the step before, the loop's among them; and each pass of the step under way
+        self._loops, self._before = dict[str, Any](), list[HiddenState]()
+        self._between: HiddenState | None = None
 
     def due(self) -> bool:
         """Whether a step is compared that is to be, by itself (`is_checked`) or because the one before left a doubt."""
@@ -115,27 +125,27 @@ class SelfCheck(StepPasses):
         if first and self.rank == 0:
             warnings.warn(f'{finding.message}. TrainStep(..., law="off") looks no more', stacklevel=6)
 
-    def note_generators(self) -> None:
-        """Between two steps, of which the second is compared: has what comes until then drawn random numbers?"""
-        self._between = HiddenState({}, self.devices) if self.law != "off" and self._comparable else None
+    def note_said(self) -> None:
+        """The run has said already that weights will differ."""
+        self._reported.add("")
+
+    def note_generators(self, frame: FrameType | None) -> None:
+        """Before a step that is compared: is anything drawn until then? `frame`: of the loop, where it is a user's."""
+        if self.law != "off" and self._comparable:
+            self._loops = generators_around(frame)
+            self._between = HiddenState(self._loops, self.devices)
 
     def _drawn(self, batch: Batch) -> list[Finding]:
-        """Where an image is another one in its batch than alone, or the loop changes images by random numbers, which no
-        sample keys."""
-        number, again = last_again(batch)
-        if again is not None and (
-            torch.equal(last := batch.images[-1:], again) or torch.allclose(last, again, 1e-3, 1e-3)
-        ):
-            again = None
+        """Where an image is another one than alone or elsewhere, or the loop changes images by random numbers."""
         changed: list[str] = []
         if self._between is not None and batch.changed:
-            changed = [name for name in differing(self._between, self._start) if name in self._between.values]
-        seen = self._gather(["" if again is None else f"sample {number}", *changed[:1]])
-        if places := [place for place, *_ in seen if place]:
-            cause = "an image is another one in its batch than made by itself:"
-            return [Finding(batch.step, "batch", places[0], math.inf, cause)]
+            now = self._start.values | HiddenState(self._loops).values
+            changed = [name for name, value in self._between.values.items() if not same(value, now.get(name))]
+        seen = self._gather([*last_again(batch), *changed[:1]])
+        if found := [Finding(batch.step, "batch", place, math.inf, cause) for place, cause, *_ in seen if cause]:
+            return found[:1]
         cause = "the batch is not as the loader gave it, and was changed by random numbers of"
-        return [Finding(batch.step, "batch", name, math.inf, cause) for _, *names in seen for name in names][:1]
+        return [Finding(batch.step, "batch", name, math.inf, cause) for _, _, *names in seen for name in names][:1]
 
     @uncollected()
     def take_passes(self, batch: Batch) -> list[Tensor]:
@@ -185,7 +195,7 @@ class SelfCheck(StepPasses):
             vars(step.host_generators).update(kept[1])
             actual.state.restore()
             step.give_gradients(actual.gradients)
-            self._before, self._notes, self._between = [], None, None
+            self._before, self._notes, self._between, self._loops = [], None, None, {}
         step.sync.sequential |= any(finding.what == "bits" for finding in findings)
         self._report(findings)
 

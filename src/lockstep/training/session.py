@@ -21,7 +21,7 @@ from lockstep.config.objects import exit_error, is_of_a_signal
 from lockstep.data.contents import duplicates
 from lockstep.distributed import signals
 from lockstep.distributed.devices import peaks_gib
-from lockstep.distributed.files import remove_half_written, write_json
+from lockstep.distributed.files import remove_half_written, write_json, writing
 from lockstep.distributed.output import take_broken
 from lockstep.distributed.resize import REQUEST, Resize, answer, read_request
 from lockstep.distributed.world import World
@@ -393,6 +393,8 @@ def session(
     held = getattr(run.val.images, "notes", ())
     notes = [*pretrained.lines(config), *run.frozen, *details, *run.train.notes, *held, *run.notes, *found]
     if main:
+        with writing(folder):
+            (folder / "weights").mkdir(parents=True, exist_ok=True)
         write_json(folder / "config.json", config.to_dict())
     total = config.epochs * len(run.train)
     with ExitStack() as stack:
@@ -427,6 +429,8 @@ def _note_its_start(live: Session, notes: list[str], lines: list[str], lost: str
     """Write the `run` record, and say how the run starts; of processes that take the place of others a line comes
     with the next batch. `lost`: what of the journal can't be read."""
     before, record = live.before, run_record(live.config, live.world, live.run, live.state.steps, notes)
+    if live.sources:
+        record["sources"] = live.sources
     if before:
         live.began -= before["seconds"]
         record["resized_from"] = before["before"]

@@ -379,7 +379,7 @@ class TrainStep:
             parameter.grad = gradient
         self._checked = is_checked(self.calls)
         if self._checked:
-            self.check.note_generators()
+            self.check.note_generators(inspect.currentframe() if self.own_loop else None)
         return summed
 
     @property
@@ -462,6 +462,13 @@ class TrainStep:
     def take_passes(self, batch: Batch) -> list[Tensor]:
         """Forward and backward of each of this rank's shards: what `_pass` returns. Gradients stay where they are."""
         sizes = [shard.size for shard in batch.shards]
+        if not sum(sizes) == len(batch.images) == len(batch.labels):
+            raise UserError(
+                f"step {batch.step + 1}: the batch holds {len(batch.images)} images and {len(batch.labels)} labels, "
+                f"and came with {sum(sizes)} samples",
+                "Each sample of a global batch counts once. To leave some out, give them no weight in a loss that "
+                "returns one value a sample, or choose them beforehand, by a Subset; aug_repeats=2 takes each twice.",
+            )
         images, labels = self.sync.cut(batch.images, sizes), self.sync.cut(batch.labels, sizes)
 
         def reseed(i: int) -> None:
