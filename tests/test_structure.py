@@ -42,7 +42,7 @@ BUDGETS = {
     "data": (5076, "data"),
     "training": (5482, "training"),
     "gradients and draws": (4164, "parallel rng"),
-    "processes": (2957, "distributed"),
+    "processes": (2960, "distributed"),
     "state and monitoring": (3360, "checkpoint monitoring"),
     "models and their use": (1723, "models inference cli errors randomness __init__ __main__"),
     "audit": (4499, "commands/audit"),
@@ -56,7 +56,7 @@ BUDGETS = {
     "machines": (1097, "commands/doctor commands/launch_script"),
     "everyday commands": (1468, "commands"),  # all others
 }
-MAX_LINES, MAX_FILES = 37_838, 260
+MAX_LINES, MAX_FILES = 37_841, 260
 
 
 def module_name(path: Path) -> str:

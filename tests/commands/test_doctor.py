@@ -211,13 +211,6 @@ def test_all_reduces_of_this_machine() -> None:
     assert nonsense.remedy == "Unset GLOO_SOCKET_IFNAME, or name an interface that is up."
 
 
-@given(st.integers(2, 8), st.floats(1e-6, 10.0))
-def test_bus_bandwidth(size: int, seconds: float) -> None:
-    """It is what each of the other formulas for a bus gives: n / t for two ranks, near 2 n / t for many."""
-    found = network.bandwidths("gloo", "ranks", size, {MIB: seconds})
-    assert f"1,024 KiB {MIB / seconds * 2 * (size - 1) / size / 1e9:.2f}" in found.message
-
-
 @pytest.mark.parametrize("cure", ["NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE", "NOTHING"])
 def test_gpus_are_tried_by_another_path(cure: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a host where peer-to-peer copies hang would behave; the ranks themselves are stood in for."""

@@ -20,6 +20,7 @@ from lockstep.distributed.proc import cores
 from lockstep.distributed.world import World, join, pretended_rank
 from lockstep.errors import PeerError, UserError
 from tests.ranks import run_ranks
+from tests.subprocesses import Command
 
 WHOLE = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
 WHOLE |= {"MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
@@ -215,7 +216,6 @@ def _fail_as(rank: int, size: int) -> None:
 
 
 def _pretends(world: World) -> list[tuple[int, int] | float]:
-    """Ranks that pretend unequally often, and what their real groups are good for afterwards."""
     seen: list[tuple[int, int] | float] = []
     for _ in range(1 + world.rank):
         with pretended_rank(2, 5):
@@ -231,3 +231,10 @@ def _pretends(world: World) -> list[tuple[int, int] | float]:
 
 def test_a_rank_may_pretend_to_be_another_one_and_is_itself_again() -> None:
     assert run_ranks(_pretends, 2) == [[(2, 5), (0, 2), 4.0], [(2, 5), (2, 5), (1, 2), 4.0]]
+
+
+def test_the_compiler_may_be_imported_first_by_a_rank_that_pretends() -> None:
+    program = (
+        "from lockstep.distributed.world import pretended_rank as r, dist, torch\nwith r(1, 2): import torch._dynamo"
+    )
+    assert Command(sys.executable, "-c", f"{program}; assert dist.get_rank() == 1").end(timeout=120).code == 0

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
+import torch.distributed.nn.functional  # the defaults of its functions are a group: not a pretended one, later
 from torch import Tensor
 
 from lockstep.config import Execution
@@ -193,8 +194,10 @@ class _MadeWhenAsked(c10d._World):
 
     @property
     def default_pg(self) -> dist.ProcessGroup | None:
+        dynamo = sys.modules.get("torch._dynamo")
         with self._lock:
-            if self._make:
+            # as it is imported, it imports modules that ask for a default, and a new group asks for trace_rules
+            if self._make and (dynamo is None or hasattr(dynamo, "trace_rules")):
                 self._make.pop()()
             return self.made
 
