@@ -274,6 +274,18 @@ def made_otherwise(config: Config, images: ImageSet, world: World) -> tuple[str,
     return found
 
 
+def _not_compared(config: Config, world: World) -> list[str]:
+    """A note where factories are a user's, and no other process can be asked what it makes of them."""
+    own = [name for name in (config.model.model, config.optim.optimizer) if optimizers.is_factory(name)]
+    own += [config.data.dataset] if is_code(config.data.dataset) else []
+    if not own or world.rank or config.execution.law == "off" or warm.at_hand():
+        return []
+    return [
+        f"note: {', '.join(own)}: what comes of it is not compared with what other processes make, as this one has "
+        "threads. `lockstep train` has none, nor has the first launch of a script"
+    ]
+
+
 def _share_state(model: nn.Module, world: World, moving: Sequence[str]) -> None:
     """Make rank 0's states of the generators that a model holds everyone's, as its weights are, and what else moves."""
     state = HiddenState({"": model})
@@ -366,6 +378,7 @@ def assemble(config: Config, world: World, dtype: torch.dtype | None = None) -> 
         step.check.note_said()
     notes += schedules.never_reached(optim, config.epochs)
     notes += [f"note: {each}. --law off looks no more, --law strict ends the run" for each in said]
+    notes += _not_compared(config, world)
     return Run(model, train, val, step, ema, notes, frozen)
 
 

@@ -383,6 +383,9 @@ def session(
     main, recovery, execution = world.rank == 0, config.recovery, config.execution
     path = folder / "journal.jsonl"
     began = time.monotonic() if began is None else began
+    if main:
+        with writing(folder):
+            (folder / "weights").mkdir(parents=True, exist_ok=True)
     lost = damage(path) if main else ""
     state, resumed, before = resume.resume(config, world, run, folder, sources)
     refuse_single_values(config, world, run)
@@ -393,8 +396,6 @@ def session(
     held = getattr(run.val.images, "notes", ())
     notes = [*pretrained.lines(config), *run.frozen, *details, *run.train.notes, *held, *run.notes, *found]
     if main:
-        with writing(folder):
-            (folder / "weights").mkdir(parents=True, exist_ok=True)
         write_json(folder / "config.json", config.to_dict())
     total = config.epochs * len(run.train)
     with ExitStack() as stack:
