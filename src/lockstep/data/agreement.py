@@ -78,7 +78,7 @@ def require_same(
                 )
             raise UserError(
                 f"{each.name} is not the same set in every process: {first[0]:,} samples in process 0 and "
-                f"{everyone[other][number][0]:,} in process {other}, of which some differ",
+                f"{everyone[other][number][0]:,} in process {max(1, other % world.size)}, of which some differ",
                 "Give every machine the same copy of the data. Where a factory of your own makes the set, each process "
                 "calls it: split by a generator with a fixed seed, sort what the file system lists, and draw nothing "
                 "from the time or the process id.",
