@@ -27,9 +27,8 @@ from tests.training.test_resume import trained
 def journal_of(folder: Path, epochs: int, eval_every: int) -> list[dict[str, Any]]:
     often = {"eval_every": eval_every, "log_every": 2, "checkpoint_every": "0"}
     data = {"fraction": 0.1, "alternate_flip": True}
-    train(
-        with_values(recipe("digits"), {"epochs": epochs, "tta": "mirror", **data, **often}), World.single(), str(folder)
-    )
+    config = with_values(recipe("digits"), {"epochs": epochs, "tta": "mirror", **data, **often})
+    train(config, World.single(), str(folder))
     return read(folder / "journal.jsonl")
 
 

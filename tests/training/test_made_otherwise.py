@@ -72,8 +72,6 @@ class Ordered(Net):
 
 
 class Halved(Net):
-    """A number that is no buffer, by the number of processes."""
-
     def __init__(self) -> None:
         super().__init__()
         self.factor = 2 // processes()
@@ -89,7 +87,6 @@ class Main(Halved):
 
 
 def by_rank() -> nn.Module:
-    """The other ranks begin with rank 0's."""
     return Net(seed=dist.get_rank() if dist.is_initialized() else 0)
 
 

@@ -8,6 +8,7 @@ import os
 import random
 import time
 import warnings
+import weakref
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -814,7 +815,8 @@ def noisy(world: World, draws: bool, seeded: bool = False) -> list[str]:
     torch.manual_seed(0)
     own = torch.Generator().manual_seed(0) if seeded else None
     model = parallelize(Net(), world)
-    step, said = TrainStep(model, F.cross_entropy, torch.optim.SGD(model.parameters(), 0.1)), list[str]()
+    step = TrainStep(model, F.cross_entropy, torch.optim.SGD(model.parameters(), 0.1))
+    said, given = list[str](), weakref.WeakSet[Tensor]()
     step.check.report = lambda finding, _: said.append(neutral(finding.message))
     for t, n in enumerate(SIZES):
         batch = batch_of(world, n, t)
@@ -826,13 +828,15 @@ def noisy(world: World, draws: bool, seeded: bool = False) -> list[str]:
             batch.images.mul_(2)
             with torch.random.fork_rng():
                 torch.manual_seed(1)
+        given.add(batch.images)
         step(batch)
+    assert len(given) == 1, "looking for generators keeps no batch"
     return said
 
 
 def test_images_that_a_loop_changes_by_random_numbers_are_said() -> None:
     said = [noisy(World.single(), True), *run_ranks(noisy, 2, True, law=True)]
-    assert said[0] == said[1] == said[2]
+    assert said == [said[0]] * 3
     cause = "the batch is not as the loader gave it, and was changed by random numbers of"
     assert f"{cause} torch's generator" in said[0][0]
     assert f"{cause} own" in noisy(World.single(), True, seeded=True)[0]

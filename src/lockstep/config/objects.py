@@ -79,11 +79,12 @@ def load_object(path: str, kind: str) -> Any:
         message = f"--{kind} {path}: importing {module_name} ended the program, exit code {ended.code or 0}"
         raise UserError(message, 'Let the module do so only where it is run: if __name__ == "__main__": ...') from ended
     except KeyError as error:
-        if error.args[:1] not in [(name,) for name in _OF_A_LAUNCHER]:
+        asked = next((name for name in _OF_A_LAUNCHER if name in error.args), "")
+        if not asked:
             raise
         raise UserError(
-            f"--{kind} {path}: importing {module_name} reads {error.args[0]}; modules are imported as on one process",
-            f'Read it in a function, by os.environ.get("{error.args[0]}", "0").',
+            f"--{kind} {path}: importing {module_name} reads {asked}; modules are imported as on one process",
+            f'Read it in a function, by os.environ.get("{asked}", "0").',
         ) from error
     except ModuleNotFoundError as error:
         if not (error.name and f"{module_name}.".startswith(f"{error.name}.")):

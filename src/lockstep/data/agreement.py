@@ -45,15 +45,14 @@ def require_same(
         steady: of each set, whether a sample is the same whenever it is read.
     Raises UserError on all ranks, naming the set that is not the same everywhere.
     """
-    makes = again is not None and warm.at_hand()
-    if world.size == 1 and not makes:
+    again = again if again is not None and warm.at_hand() else None
+    if world.size == 1 and again is None:
         return
 
     def made(*ranks: tuple[int, int]) -> list[list[list[Any]]]:
         """What other processes make as such ranks of so many; the same on all ranks, as rank 0 asks for it."""
         found = []
-        if world.rank == 0 and makes:
-            assert again is not None
+        if world.rank == 0 and again is not None:
             tasks = [partial(_make, again, seed, [*steady], torch.get_default_dtype(), *each) for each in ranks]
             try:
                 found = [*map(loader_workers.result, [loader_workers.begin(task) for task in tasks])]

@@ -8,6 +8,7 @@ iterators, files, other processes.
 import base64
 import dis
 import hashlib
+import inspect
 import itertools
 import random
 import sys
@@ -355,7 +356,10 @@ def generators_around(frame: types.FrameType | None) -> dict[str, Any]:
     found: dict[str, Any] = {}
     while frame is not None:
         if not _is_library(frame.f_globals.get("__name__")):
-            values = {**frame.f_globals, **frame.f_locals}
+            values = {**frame.f_globals, **(variables := frame.f_locals)}
+            private = bool(frame.f_code.co_flags & inspect.CO_OPTIMIZED) and sys.getrefcount(variables) == 3
+            if private and isinstance(variables, dict):  # Python 3.12 keeps the copy, and so a batch until the next one
+                variables.clear()
             values |= {f"self.{name}": value for name, value in getattr(values.get("self"), "__dict__", {}).items()}
             found |= {name: value for name, value in values.items() if isinstance(value, _RANDOM)}
         frame = frame.f_back

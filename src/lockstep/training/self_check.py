@@ -139,8 +139,8 @@ class SelfCheck(StepPasses):
         """Where an image is another one than alone or elsewhere, or the loop changes images by random numbers."""
         changed: list[str] = []
         if self._between is not None and batch.changed:
-            now = self._start.values | HiddenState(self._loops).values
-            changed = [name for name, value in self._between.values.items() if not same(value, now.get(name))]
+            now, before = self._start.values | self._moved, self._between.values
+            changed = [name for name, value in before.items() if not same(value, now.get(name))]
         seen = self._gather([*last_again(batch), *changed[:1]])
         if found := [Finding(batch.step, "batch", place, math.inf, cause) for place, cause, *_ in seen if cause]:
             return found[:1]
@@ -152,7 +152,7 @@ class SelfCheck(StepPasses):
         """The passes of a step that is compared."""
         step = self.step
         self.versions = self.versions_now() if step.passes_write is False else {}
-        self._start = self.state()
+        self._start, self._moved = self.state(), HiddenState(self._loops).values
         self._before, self._slopes = [self._start], dict[tuple[int, int], Tensor]()
         self._notes = None if step.sync.exact or is_sharded(step.model) else GivenStatistics(self.bare)
 
