@@ -47,15 +47,15 @@ class Call:
             made = cls(mean, variance, torch.rsqrt(variance + eps), count, mean.new_zeros(2, len(mean)))
         held = [x.detach()]  # which is kept until backward anyway
 
-        def note(dy: Tensor) -> None:
+        def note(gradients: tuple[Tensor, ...]) -> None:
             if held:
                 dims, shape = channels(x)
                 centred = held.pop().to(mean.dtype) - mean.view(shape)
-                dy = dy.to(mean.dtype)
+                dy = gradients[0].to(mean.dtype)
                 made.sums = torch.stack([dy.sum(dims), (dy * centred).sum(dims)])
 
-        if y.requires_grad:
-            y.register_hook(note)  # type: ignore[no-untyped-call]
+        if y.grad_fn is not None:
+            y.grad_fn.register_prehook(note)  # after the hooks on y, which may change what comes back
         return made
 
 

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import pairwise
 from typing import Any, Protocol
 
@@ -404,7 +404,8 @@ def with_slopes(outputs: Any, count: int, note: Callable[[int, Tensor], object])
     """
     views = {id(leaf): leaf.view_as(leaf) for leaf in following(outputs, count)}
     for k, view in enumerate(views.values()):
-        view.register_hook(partial(note, k))  # type: ignore[no-untyped-call]
+        # after the hooks that the loss may have on it
+        view.grad_fn.register_prehook(lambda slopes, k=k: note(k, slopes[0]))  # type: ignore[union-attr]
     return tree_map(lambda leaf: views.get(id(leaf), leaf), outputs)
 
 
