@@ -70,6 +70,8 @@ from lockstep.config.execution import processes_on
 from lockstep.distributed import signals
 
 def report(world):
+    torch.set_num_threads(2)  # of which those that the import began are lost in a fork
+    torch.ones(1 << 20).add_(1)
     return world.rank, world.size, int(world.sum(torch.tensor(1)))
 
 def unlucky(world):
@@ -181,7 +183,7 @@ THREADED = "import threading, time\nthreading.Thread(target=time.sleep, args=(60
 
 @pytest.mark.slow
 def test_a_script_with_threads_has_its_workers_from_a_fresh_interpreter(tmp_path: Path) -> None:
-    text = THREADED + SCRIPT.replace("GUARD", 'if __name__ == "__main__":')
+    text = THREADED + SCRIPT.replace("GUARD", 'X = torch.ones(1 << 20) + 1\nif __name__ == "__main__":')
     ended = run_script(tmp_path, text, str(free_port()))
     assert (ended.code, ended.err, ended.orphans) == (0, "", ()), ended.text
     assert json.loads(ended.out)["values"] == [[0, 2, 2], [1, 2, 2]]

@@ -1,6 +1,7 @@
 """Synchronised batch normalisation against nn.BatchNorm on the whole batch, in float64; and the care of buffers."""
 
 import copy
+import pickle
 from functools import cache
 from typing import Any, cast
 
@@ -113,7 +114,7 @@ def _without_ghost(world: World) -> float:
 
 def _statistics_of_large_offsets(world: World) -> list[float]:
     x = torch.tensor([[1e4 + world.rank], [1e4 - world.rank], [1e4]], dtype=torch.float32)
-    mean, squares, count = _global_statistics(x, world, False)
+    mean, squares, count = cast(Any, _global_statistics(x, world, False))
     return [mean.item() - 1e4, squares.item(), count.item()]
 
 
@@ -142,6 +143,7 @@ def _edge_cases(world: World) -> dict[str, object]:
         "running": model[1].running_mean.tolist(),
         "compiled": int(compiled._orig_mod[1].num_batches_tracked),
         "one": one.tolist(),
+        "alike": [single(torch.eye(2)), single.running_var.tolist()][1],
     }
 
 
@@ -155,6 +157,7 @@ def test_two_ranks_at_the_edges() -> None:
     assert first["finite"]
     assert second["finite"]
     assert first["running"] == second["running"]
+    assert first["alike"] == second["alike"] == pytest.approx([0.905, 1.04]), "rows that all pass count once"
     assert first["compiled"] == 2
     assert [first["one"], second["one"]] == [[[pytest.approx(-1, abs=1e-3)] * 2], [[pytest.approx(1, abs=1e-3)] * 2]]
 
@@ -179,9 +182,10 @@ def test_conversion_keeps_everything_of_a_layer() -> None:
     parameters, state = list(model.parameters()), copy.deepcopy(model.state_dict())
     converted = convert_sync_batchnorm(model, SINGLE)
     assert converted is model
-    assert all(type(layer) is SyncBatchNorm and not layer.training for layer in model)
+    assert all(isinstance(layer, SyncBatchNorm) and not layer.training for layer in model)
     first, second, third = cast(list[SyncBatchNorm], list(model))
     assert first is third
+    assert isinstance(pickle.loads(pickle.dumps(copy.deepcopy(first))), nn.BatchNorm2d), "as who freezes them asks"
     assert (first.eps, first.momentum, first.affine) == (0.5, None, True)
     assert (second.affine, second.track_running_stats, second.running_mean) == (False, False, None)
     assert all(a is b for a, b in zip(model.parameters(), parameters, strict=True))

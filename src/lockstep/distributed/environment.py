@@ -25,6 +25,13 @@ def port_of(job: str) -> int:
     return _FIRST_PORT + int.from_bytes(hashlib.sha256(job.encode()).digest()[:4], "big") % (_LAST_PORT - _FIRST_PORT)
 
 
+def put_back(variables: Mapping[str, str | None]) -> None:
+    """Give variables of the environment the values that they had; None: there was none."""
+    for name, value in variables.items():
+        os.environ.pop(name, None)
+        os.environ |= {} if value is None else {name: value}
+
+
 def launcher_ranks(environ: MutableMapping[str, str] = os.environ) -> list[int] | None:
     """Rank, size, local rank and local size, where a launcher (torchrun, ours, mpirun, srun) started this process.
 

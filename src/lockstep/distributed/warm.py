@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from lockstep.distributed import proc, signals
+from lockstep.distributed.environment import put_back
 from lockstep.distributed.failures import send_failure
 from lockstep.errors import EXIT_HANG, EXIT_USER_ERROR
 
@@ -35,6 +36,9 @@ _DIE_WITH_PARENT, _SET_NAME, _ADOPT_ORPHANS = 1, 15, 36  # of prctl(2)
 _ENDING_S = 0.05  # what a thread that was joined takes to leave the kernel's list
 LOOK_S = 0.5  # between two looks for stopped processes
 _EXIT_S = 5.0  # from a closed pipe to the end of its process
+# Of a fresh interpreter while it imports: a main script that computes there would have OpenMP's threads, a fork loses
+# them, and waits for them for ever as soon as it takes several itself. numpy's are ended for a fork, and begun again.
+_THREADS = "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"
 
 
 @dataclass(frozen=True)
@@ -184,11 +188,18 @@ def _start_server(method: str, payload: Any) -> WarmProcess:
     ours, theirs = Pipe()
     # the kernel takes the end of the thread that starts it for its parent's
     parent = os.getpid() if threading.current_thread() is threading.main_thread() else 0
-    args = theirs, parent, signal.pthread_sigmask(signal.SIG_BLOCK, ()), payload
+    before = {name: os.environ.get(name) for name in _THREADS}
+    args = before, theirs, parent, signal.pthread_sigmask(signal.SIG_BLOCK, ()), payload
     process: BaseProcess = cast(Any, multiprocessing.get_context(method)).Process(target=_serve, args=args)
-    with theirs, signals.blocked(signal.valid_signals()), warnings.catch_warnings():  # a group's are not for it
-        warnings.simplefilter("ignore", DeprecationWarning)  # of threads, by Python 3.12: we look ourselves
-        process.start()
+    if method == "spawn":
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", before["OMP_NUM_THREADS"] or str(os.cpu_count()))
+        os.environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    try:
+        with theirs, signals.blocked(signal.valid_signals()), warnings.catch_warnings():  # a group's are not for it
+            warnings.simplefilter("ignore", DeprecationWarning)  # of threads, by Python 3.12: we look ourselves
+            process.start()
+    finally:
+        put_back(before)
     return WarmProcess(ours, process, payload)
 
 
@@ -216,8 +227,9 @@ class _Child:
         return self.process.pid or 0
 
 
-def _serve(owner: Connection, parent: int, *given: Any) -> None:
+def _serve(environ: dict[str, str | None], owner: Connection, parent: int, *given: Any) -> None:
     """What the warm process does: start processes, signal them, and report how they end."""
+    put_back(environ)
     _settle("warm", parent)
     ctypes.CDLL(None).prctl(_ADOPT_ORPHANS, 1, 0, 0, 0)  # what a rank leaves running becomes our child
     gc.freeze()  # a collection in a process that was forked would copy all that is imported

@@ -11,6 +11,7 @@ statistics where the plain ones take three, and two in backward where they take 
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import cache
 from typing import Any
 
 import torch
@@ -98,14 +99,19 @@ class StepBatchNorm(_BatchNorm):
     rows: int = 0  # samples that pass, 0 where nobody said
     members: int = 0  # samples of the micro-batch that they belong to, over all ranks
     activates: bool = False  # it is one of timm's, which hold a dropout and an activation too
+    joins: tuple[type, ...] = ()  # the classes of a layer that was another one before
     drop: nn.Module
     act: nn.Module
 
     def forward(self, x: Tensor) -> Tensor:
         """x: [b, C, ...] -> the same shape and dtype."""
         self._check_input_dim(x)
-        y = self.normalise(x) if self.training and not self.alone else super().forward(x)
+        y = self.normalise(x) if self.training and not self.alone else _BatchNorm.forward(self, x)
         return self.act(self.drop(y)) if self.activates else y
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """By the classes that its own is made of, which no module holds."""
+        return (_empty, self.joins, vars(self)) if self.joins else super().__reduce_ex__(protocol)
 
     def _check_input_dim(self, input: Tensor) -> None:
         if input.ndim < 2 or input.shape[1] != self.num_features:
@@ -144,7 +150,10 @@ class SyncBatchNorm(StepBatchNorm):
         if self.rows and x.numel() // self.num_features * self.members // self.rows < 2:
             raise ValueError(f"{_ONE_VALUE}, got {self.members} sample(s) of size {list(x.shape[1:])} over all ranks")
         with torch.no_grad():
-            mean, squares, count = _global_statistics(x, self.world, self.ghost)
+            found = _global_statistics(x, self.world, self.ghost, in_step=bool(self.rows))
+            if found is None:
+                return _BatchNorm.forward(self, x)
+            mean, squares, count = found
             variance = squares / count
             if self.track_running_stats:
                 self.track(mean, squares / (count - 1).clamp(min=1))
@@ -236,8 +245,13 @@ def _differentiable(
     return *(next(found) if needed else None for needed in ctx.needs_input_grad[:3]), *[None] * 8
 
 
-def _global_statistics(x: Tensor, world: World, ghost: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean [C], sum of squared deviations [C] and count [] per channel over all ranks, by one collective."""
+def _global_statistics(
+    x: Tensor, world: World, ghost: bool, in_step: bool = True
+) -> tuple[Tensor, Tensor, Tensor] | None:
+    """Mean [C], sum of squared deviations [C] and count [] per channel over all ranks, by one collective.
+
+    None where all ranks have the same rows, as outside of steps those of a loader of the user's own: they count once.
+    """
     dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
     channels, count = x.shape[1], 0 if ghost else x.numel() // x.shape[1]
     if world.size == 1 and count < 2:
@@ -251,6 +265,8 @@ def _global_statistics(x: Tensor, world: World, ghost: bool) -> tuple[Tensor, Te
         return mine[:channels], mine[channels:-1], mine[-1]
     everyone = mine.new_empty(world.size, mine.numel())
     dist.all_gather(list(everyone.unbind()), mine)
+    if not in_step and bool((everyone == mine).all()):
+        return None
     means, squares, counts = everyone[:, :channels], everyone[:, channels:-1], everyone[:, -1:]
     total = counts.sum()
     mean = (means * counts).sum(0) / total
@@ -361,8 +377,22 @@ def _become(layer: _BatchNorm, kind: type[StepBatchNorm], how: str, **attributes
         name = type(layer).__name__
         raise UserError(f"--batch-norm {how} can't convert {name}: its forward is its own", "Use --batch-norm local.")
     activates = type(layer) not in _PLAIN and type(layer).forward is not _BatchNorm.forward
-    layer.__class__ = kind
+    joins: Any = kind, type(layer)
+    layer.__class__ = _joined(*joins)
     vars(layer).update(attributes, activates=activates)
+
+
+@cache
+def _joined(kind: Any, own: Any) -> Any:
+    """`kind`, which is `own` too: what a user asks of nn.BatchNorm2d, as to freeze them all, it is asked as well."""
+    if own is _BatchNorm or issubclass(own, nn.SyncBatchNorm):
+        return kind
+    return type(kind.__name__.replace("BatchNorm", own.__name__), (kind, own), {"joins": (kind, own)})
+
+
+def _empty(*joins: Any) -> Any:
+    kind = _joined(*joins)
+    return kind.__new__(kind)
 
 
 @contextmanager
