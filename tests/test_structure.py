@@ -39,10 +39,10 @@ MAX_FILE, MAX_FUNCTION, SMALL_FILE, MAX_SMALL_FILES = 600, 60, 60, 40
 # How many lines a part of the source may have. A change that needs more raises its number here, so that review sees it.
 BUDGETS = {
     "config": (1765, "config"),
-    "data": (5075, "data"),
-    "training": (5496, "training"),
-    "gradients and draws": (4168, "parallel rng"),
-    "processes": (2960, "distributed"),
+    "data": (5080, "data"),
+    "training": (5512, "training"),
+    "gradients and draws": (4211, "parallel rng"),
+    "processes": (2977, "distributed"),
     "state and monitoring": (3360, "checkpoint monitoring"),
     "models and their use": (1723, "models inference cli errors randomness __init__ __main__"),
     "audit": (4499, "commands/audit"),
@@ -56,7 +56,7 @@ BUDGETS = {
     "machines": (1097, "commands/doctor commands/launch_script"),
     "everyday commands": (1468, "commands"),  # all others
 }
-MAX_LINES, MAX_FILES = 37_859, 260
+MAX_LINES, MAX_FILES = 37_939, 260
 
 
 def module_name(path: Path) -> str:

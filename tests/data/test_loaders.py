@@ -73,7 +73,7 @@ def same(one: Batch, other: Batch) -> bool:
     return (
         torch.equal(one.images, other.images)
         and torch.equal(one.labels, other.labels)
-        and np.array_equal(one.ids, other.ids)
+        and np.array_equal(one.all_ids, other.all_ids)
         and all(getattr(one, name) == getattr(other, name) for name in fields)
     )
 
@@ -109,10 +109,10 @@ def test_an_epoch_brings_each_sample_once(size: int, accumulate: int) -> None:
             sum(piece.size for piece in batch.shards) == len(batch.images) == len(batch.labels) for batch in rank
         )
     for batches in zip(*epochs, strict=True):
-        assert all(np.array_equal(batch.ids, batches[0].ids) for batch in batches)
+        assert all(np.array_equal(batch.all_ids, batches[0].all_ids) for batch in batches)
         pieces = [batch.labels.split([piece.size for piece in batch.shards]) for batch in batches]
         in_order = [label for micro in zip(*pieces, strict=True) for piece in micro for label in piece.tolist()]
-        assert in_order == batches[0].ids.tolist(), "micro-batch by micro-batch, rank by rank"
+        assert in_order == batches[0].all_ids.tolist(), "micro-batch by micro-batch, rank by rank"
 
 
 def test_a_loader_used_like_torchs_says_how_an_epoch_is_asked_for() -> None:

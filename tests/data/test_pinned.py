@@ -40,7 +40,7 @@ def test_order_and_pixels(data: Fields, samples: Fields, more: Fields, ids: str,
         for rank in range(size):
             loader = train_loader(config, train, World(rank, size, rank, size, CPU, "none"))
             for batch in (batch for epoch in loader.epochs(2) for batch in epoch):
-                order.update(batch.ids.astype("<i8").tobytes())
+                order.update(batch.all_ids.astype("<i8").tobytes())
                 for part in (batch.images, batch.labels):
                     seen.update(part.contiguous().numpy().tobytes())
     for _, images, labels in eval_loader(config, val, World.single()):

@@ -70,8 +70,7 @@ from lockstep.config.execution import processes_on
 from lockstep.distributed import signals
 
 def report(world):
-    torch.set_num_threads(2)  # of which those that the import began are lost in a fork
-    torch.ones(1 << 20).add_(1)
+    torch.set_num_threads(2), torch.ones(1 << 20).add_(1)  # of threads that an import began a fork has none
     return world.rank, world.size, int(world.sum(torch.tensor(1)))
 
 def unlucky(world):

@@ -21,7 +21,6 @@ from lockstep.parallel import strategy
 from lockstep.parallel.buffers import average_buffers
 from lockstep.parallel.data_parallel import Replicas, data_parallel, driven, replica_devices, require_gpus
 from lockstep.parallel.strategy import parallelize, sync_of
-from lockstep.rng.generators import seeding
 from lockstep.training.assemble import assemble
 from lockstep.training.loop import train as training
 from lockstep.training.summary import _unequal, summary
@@ -241,37 +240,3 @@ def test_the_devices_of_a_module() -> None:
     wrapped.src_device_obj, wrapped.device_ids = torch.device("cuda", 3), [3, 1]
     assert driven(wrapped) == replica_devices(wrapped) == [torch.device("cuda", 3), torch.device("cuda", 1)]
     assert sync_of(wrapped).waited_ms() is None, "nobody can tell how long they waited"
-
-
-def test_every_gpu_draws_its_own_dropout(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Seeds of devices that are not here, as the device module is told of them."""
-    current, told = [0], list[tuple[int, int]]()
-
-    class Chosen:
-        def __init__(self, index: int) -> None:
-            self.index = index
-
-        def __enter__(self) -> None:
-            current.append(self.index)
-
-        def __exit__(self, *error: object) -> None:
-            current.pop()
-
-    class Cuda:
-        @staticmethod
-        def manual_seed(seed: int) -> None:
-            told.append((current[-1], seed))
-
-    monkeypatch.setattr(torch, "get_device_module", lambda device: Cuda)
-    monkeypatch.setattr(torch.accelerator, "device_index", Chosen)
-    reseed = seeding(_gpus(3))
-    for seed in (7, 7, 8):
-        reseed(seed)
-    first, again, other = told[:3], told[3:6], told[6:]
-    assert first == again
-    assert [index for index, _ in first] == [0, 1, 2]
-    assert first[0] == (0, 7), "one GPU alone draws the same"
-    assert len({seed for _, seed in first + other}) == 6
-    told.clear()
-    seeding(_gpus(1))(7)
-    assert told == [(0, 7)]

@@ -56,7 +56,7 @@ def images(world: World, workers: int, start: int = 0, sets: Any = None, **given
         for batch in train.epoch(epoch, start):
             places = np.concatenate([np.arange(0), *(np.arange(batch.count)[p.rows] for p in batch.shards)]).tolist()
             for place, image in zip(places, batch.images, strict=True):
-                found[epoch, batch.step, place, int(batch.ids[place])] = image.numpy().tobytes()
+                found[epoch, batch.step, place, int(batch.all_ids[place])] = image.numpy().tobytes()
     return found | {("val", chunk): each.numpy().tobytes() for chunk, each, _ in val}
 
 

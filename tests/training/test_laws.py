@@ -146,8 +146,8 @@ def was_read(world: World, batch: int, fraction: float, accumulate: int, kind: s
     ledger, came, digests = EMPTY_LEDGER, [], {}
     for number, epoch in enumerate(loader.epochs(2)):
         for part in epoch:
-            ledger = extend_ledger(ledger, part.ids)
-            came.append((part.ids.tolist(), part.labels.tolist(), tuple(shard.size for shard in part.shards)))
+            ledger = extend_ledger(ledger, part.all_ids)
+            came.append((part.all_ids.tolist(), part.labels.tolist(), tuple(shard.size for shard in part.shards)))
             for label, image in zip(part.labels.tolist(), part.images, strict=True):
                 digests[number, label] = hashlib.sha256(image.numpy().tobytes()).hexdigest()
     return {"ledger": ledger.hex(), "came": came, "digests": digests}

@@ -91,7 +91,7 @@ def test_steps_go_on_within_an_epoch_and_pass_by_what_was_left_out() -> None:
     assert (state.steps, state.samples) == (6, 224 + 64)
     assert run.ema.n_averaged.item() == before + 1
     for batch in seen:
-        straight.advance(batch.ids)
+        straight.advance(batch.all_ids)
     assert straight.ledger != state.ledger, "what was left out leaves its mark"
 
 

@@ -82,7 +82,7 @@ def trained(world: World, config: Config) -> tuple[str, list[float], dict[str, n
     for epoch in run.train.epochs(config.epochs):
         for batch in epoch:
             losses.append(world.sum(run.step(batch).double()).item())
-            ledger = extend_ledger(ledger, batch.ids)
+            ledger = extend_ledger(ledger, batch.all_ids)
     if not config.exact:
         average_buffers(run.model, world.size)
     weights = {name: value.numpy() for name, value in run.model.state_dict().items()}

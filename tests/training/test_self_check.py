@@ -31,7 +31,7 @@ from lockstep.data.order import Order
 from lockstep.distributed.failures import is_peer_gone
 from lockstep.distributed.world import World, shard_of
 from lockstep.errors import UserError
-from lockstep.parallel.hidden_state import HiddenState
+from lockstep.parallel.hidden_state import HiddenState, note_evaluation
 from lockstep.parallel.strategy import parallelize
 from lockstep.training.assemble import loaders
 from lockstep.training.evaluation import evaluate
@@ -1038,6 +1038,34 @@ def test_strict_raises_and_off_looks_at_nothing() -> None:
     with pytest.raises(UserError, match=r"weights will differ with the number of processes: at step 1 the gradient of"):
         found(World.single(), Spread, law="strict")
     assert found(World.single(), Spread, law="off") == []
+
+
+class Prototypes(Net):
+    def begin(self) -> None:
+        self.bank: list[Tensor] = []
+
+    def middle(self, x: Tensor) -> Tensor:
+        if not self.training:
+            self.bank.append(x.detach().mean(0))
+        return torch.tanh(self.second(x - sum(self.bank) / max(1, len(self.bank))))
+
+
+def test_what_an_evaluation_moves_is_said_where_the_next_step_follows_it() -> None:
+    model = Prototypes()
+    step = TrainStep(model, F.cross_entropy, torch.optim.SGD(model.parameters(), 0.1))
+    for t in range(5):
+        step(batch_of(World.single(), 12, t))
+    with note_evaluation(model, lambda each: [each]):
+        model.eval()(batch_of(World.single(), 12, 9).images)
+    model.train()
+    with pytest.warns(UserWarning, match=r"at step 6 bank.* is .* away; it follows the samples of one process"):
+        step(batch_of(World.single(), 12, 5))
+
+
+def test_a_loss_that_takes_more_of_a_batch_than_comes_with_it_is_said() -> None:
+    held = torch.zeros(12, dtype=torch.int64)  # of the whole batch
+    (said,) = found(World.single(), Net, lambda y, labels: F.cross_entropy(y, held), sizes=(12,))
+    assert "processes: ValueError: Expected input batch_size (3) to match" in said[-1]
 
 
 def test_a_loop_of_ones_own_gets_a_warning() -> None:

@@ -198,7 +198,7 @@ class Batch:
     images: Tensor  # float32 [b, C, H, W] on the device, the shards one after the other
     labels: Tensor  # int64 [b]; of several labels a picture, and of mixed ones: float32 [b, classes]
     shards: tuple[Shard, ...]  # of this rank, a forward pass each; their sizes add up to b, zeros allowed
-    ids: np.ndarray  # int64 [B], the whole global batch; i + k n: sample i of n for another time
+    all_ids: np.ndarray  # int64 [B], the whole global batch; i + k n: sample i of n for another time
     epoch: int
     step: int  # over the whole run
     samples: int  # seen by all ranks before this step
@@ -216,7 +216,12 @@ class Batch:
     @property
     def count(self) -> int:
         """Samples in the global batch."""
-        return len(self.ids)
+        return len(self.all_ids)
+
+    @property
+    def ids(self) -> np.ndarray:
+        """int64 [b]: of the images, on this rank."""
+        return np.concatenate([self.all_ids[:0], *(self.all_ids[shard.rows] for shard in self.shards)])
 
 
 def last_again(batch: Batch) -> tuple[str, str]:
@@ -233,7 +238,7 @@ def last_again(batch: Batch) -> tuple[str, str]:
             cause = cause and "an image is another one by the process's rank, or their number:"
             break
         cause = "an image is another one in its batch than made by itself:"
-    return f"sample {batch.ids[row]}", cause
+    return f"sample {batch.all_ids[row]}", cause
 
 
 class TrainLoader:

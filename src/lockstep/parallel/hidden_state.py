@@ -21,6 +21,7 @@ from copy import deepcopy
 from enum import Enum
 from functools import cache, partial
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -384,6 +385,18 @@ _VISITS: tuple[tuple[Any, Callable[[HiddenState, Any, str], None]], ...] = (
     (type, HiddenState._visit_class),
     (types.ModuleType, lambda *_: None),
 )
+
+
+evaluated = WeakKeyDictionary[nn.Module, HiddenState]()  # models whose evaluation moved more than buffers, before that
+
+
+@contextmanager
+def note_evaluation(model: nn.Module, everyones: Callable[[bool], list[bool]]) -> Iterator[None]:
+    """Within, a model is evaluated. `everyones`: gathers a value from all ranks, which call this together."""
+    before = HiddenState({"": model})
+    yield
+    if any(everyones(bool(differing(before, HiddenState({"": model}))))):
+        evaluated[model] = before
 
 
 def is_of_the_process(name: str) -> bool:

@@ -122,7 +122,7 @@ def steps(run: Run, state: State, loaded: Callable[[Batch], object]) -> Iterator
         left_out = loss is None or getattr(run.step, "left_out", False)  # a --patch may put any function there
         if run.ema is not None and not left_out:
             run.ema.update_parameters(run.model)
-        state.advance(batch.ids, trained=not left_out)
+        state.advance(batch.all_ids, trained=not left_out)
         if state.steps % per_epoch == 0:
             run.synchronize()
         yield batch.step, batch.count, loss

@@ -26,7 +26,7 @@ from lockstep.parallel.batchnorm import GroupBatchNorm, StepBatchNorm, batch_nor
 from lockstep.parallel.data_parallel import driven, is_compiled
 from lockstep.parallel.determinism import NoCollectives
 from lockstep.parallel.fsdp import local
-from lockstep.parallel.hidden_state import LENGTH, HiddenState, differing, is_of_the_process
+from lockstep.parallel.hidden_state import LENGTH, HiddenState, differing, evaluated, is_of_the_process, same
 from lockstep.parallel.module_state import as_real, replaced, unequal
 from lockstep.parallel.parameter_hooks import ParameterHooks
 from lockstep.parallel.sync import GradientSync
@@ -75,7 +75,8 @@ class Finding:
         """A sentence for the user."""
         step, differ = self.step + 1, "weights will differ with the number of processes"
         if self.what == "pass":
-            return f"a step can't be shared out among another number of processes: {self.cause}"
+            hint = "what forward or the loss needs of a batch has to come with it, as a part of it passes too"
+            return f"a step can't be shared out among another number of processes: {self.cause} ({hint})"
         if self.what == "bits":
             return f"exact mode: {self.cause} ({self.place} has other bits at step {step})"
         if self.what in ("update", "batch"):
@@ -127,6 +128,7 @@ class Step(Protocol):
     before_pass: Callable[[int], object] | None
     passes_write: bool | None
     checks_mean: bool
+    apart: bool
 
     def take_passes(self, batch: Batch) -> list[Tensor]:
         """Forward and backward of a batch's shards; gradients stay in the parameters."""
@@ -203,7 +205,7 @@ class StepPasses:
         eager = torch.compiler.set_stance("force_eager") if self.compiled else nullcontext()
         pretends = self.pretends and (ranks > 1 or dist.is_initialized())
         there = pretended_rank(rank, ranks) if pretends else nullcontext()
-        alone = replaced(step, model=step.bare, sync=GradientSync())
+        alone = replaced(step, model=step.bare, sync=GradientSync(), apart=True)
         if other_threads:
             torch.set_num_threads(threads - 1 or 2)
         try:
@@ -323,6 +325,19 @@ class StepPasses:
         if everywhere and self.step.sync.ranks > 1:
             dist.all_reduce(terms)
         return terms
+
+    def other_bits(self, some: list[Tensor | None], others: list[Tensor | None]) -> str:
+        """The first parameter whose gradients differ in a bit."""
+        for name, a, b in zip(self.step.named, some, others, strict=True):
+            if (a is None) != (b is None) or (a is not None and b is not None and not same(local(a), local(b))):
+                return name
+        return ""
+
+    def moved_in_evaluation(self, batch: Batch, now: HiddenState) -> list[Finding]:
+        """Whether a step follows what the evaluation before it has moved, by the samples of one process."""
+        before = evaluated.pop(self.bare, None)
+        names = [] if before is None else self.kept_otherwise(now, before)
+        return self.matters(batch, names, now, before) if names and before is not None else []
 
     def matters(self, batch: Batch, names: list[str], here: HiddenState, there: HiddenState) -> list[Finding]:
         """Whether the next pass gives something else from one state than from the other, whose buffers are the same."""

@@ -31,7 +31,7 @@ from lockstep.distributed.world import World, pretended_process, pretended_rank
 from lockstep.errors import UserError
 from lockstep.parallel.batchnorm import SyncBatchNorm, batch_norms
 from lockstep.parallel.buffers import put_together
-from lockstep.parallel.fsdp import is_sharded, local
+from lockstep.parallel.fsdp import is_sharded
 from lockstep.parallel.given_statistics import GivenStatistics
 from lockstep.parallel.hidden_state import (
     LENGTH,
@@ -327,6 +327,7 @@ class SelfCheck(StepPasses):
         if self._thorough and 1 < self.ranks <= self._most:
             parts = [whole, *[[]] * (self.ranks - 1)]
             found += self._taken(batch, actual, ranges, parts, given=False)
+        found += self.moved_in_evaluation(batch, self._start)
         everyone = [Finding(**each) for of_rank in self._gather([asdict(each) for each in found]) for each in of_rank]
         kinds = {each.what: each for each in reversed(everyone)}
         return [kinds[what] for what in KINDS if what in kinds]
@@ -554,20 +555,20 @@ class SelfCheck(StepPasses):
             held = self._gather([name for name in drawing if not same(values.get(name), ends[name])])
             if names := [name for each in held for name in each]:
                 return [Finding(batch.step, "generator", names[0], math.inf, HELD)]
-        place = self._other_bits(actual.gradients, first := taken(new, apart=True, elsewhere=True))
+        place = self.other_bits(actual.gradients, first := taken(new, apart=True, elsewhere=True))
         if not any(self._gather(place)):
             return []
-        again = [self._other_bits(first, taken(new, apart=True, elsewhere=True)) for _ in range(AGAIN)]
+        again = [self.other_bits(first, taken(new, apart=True, elsewhere=True)) for _ in range(AGAIN)]
         if moves := next((name for of_rank in self._gather(again) for name in of_rank if name), ""):
             return [Finding(batch.step, "bits", moves, 0.0, UNREPEATED)]
         inside = taken(batch, apart=False)
-        if copies := next(filter(None, self._gather(self._other_bits(actual.gradients, inside))), ""):
+        if copies := next(filter(None, self._gather(self.other_bits(actual.gradients, inside))), ""):
             actual.gradients, actual.state = inside, self.state()
-            if not any(self._gather(self._other_bits(inside, taken(new, apart=True)))):
+            if not any(self._gather(self.other_bits(inside, taken(new, apart=True)))):
                 cause = "the copies for threads compute otherwise than the model; from now on there are none"
                 return [Finding(batch.step, "bits", copies, 0.0, cause)]
         where = next(filter(None, self._gather(place)))
-        if not any(self._gather(self._other_bits(actual.gradients, taken(batch, apart=True)))):
+        if not any(self._gather(self.other_bits(actual.gradients, taken(batch, apart=True)))):
             return [Finding(batch.step, "bits", where, 0.0, f"the same slice gives {ELSEWHERE}")]
         cause = "what a slice gives depends on the slices before it"
         own = {*self.step.named, *(name for name, _ in self.bare.named_buffers())}
@@ -584,12 +585,6 @@ class SelfCheck(StepPasses):
         images, labels = (exchange(values, ranges, want, self.rank) for values in (batch.images, batch.labels))
         shards = [Shard(micro, key, slice(*r), n) for (micro, key, n), r in zip(theirs, want[self.rank], strict=True)]
         return replace(batch, images=images, labels=labels, shards=tuple(shards))
-
-    def _other_bits(self, some: list[Tensor | None], others: list[Tensor | None]) -> str:
-        for name, a, b in zip(self.step.named, some, others, strict=True):
-            if (a is None) != (b is None) or (a is not None and b is not None and not same(local(a), local(b))):
-                return name
-        return ""
 
     def _buffers(self, normed: bool) -> list[str]:
         """The names of the buffers that are compared: of batch norms none that follows a rank's own samples."""

@@ -26,7 +26,7 @@ from lockstep.errors import UserError, reason
 from lockstep.parallel.batchnorm import announced, end_step, step_batch_norms
 from lockstep.parallel.data_parallel import driven, is_compiled, replica_devices
 from lockstep.parallel.fsdp import LOW, is_sharded, local, whole
-from lockstep.parallel.hidden_state import HiddenState, put_back
+from lockstep.parallel.hidden_state import HiddenState, evaluated, put_back
 from lockstep.parallel.module_state import Kept
 from lockstep.parallel.parameter_hooks import hooks_of
 from lockstep.parallel.strategy import require_trainable, sync_of, unwrap
@@ -307,6 +307,7 @@ class TrainStep:
         self._skips = skip_nonfinite
         self._skipped = torch.zeros((), dtype=torch.int64, device=device)  # so that counting waits for nothing
         self.before_pass: Callable[[int], object] | None = None
+        self.apart = False  # what passes is a part of a batch that has passed before, in a comparison
         self.check = SelfCheck(self, law)
 
     def _take_groups(self) -> None:
@@ -338,9 +339,9 @@ class TrainStep:
         marks = self._marks() if first and self.check.law != "off" else []
         if self._checked:
             self.sync.watch_buffers()
-        check = self.check if (self._checked or self.check.again) and self.check.due() else None
-        # a loop of a user's own may leave out steps on some ranks alone
-        meets = self.sync.ranks > 1 and self.own_loop and self.check.law != "off"
+        checked = self._checked or self.check.again or (evaluated and self.bare in evaluated)
+        check = self.check if checked and self.check.due() else None
+        meets = self.sync.ranks > 1 and self.own_loop and self.check.law != "off"  # it may step on some ranks alone
         met = self.check.world.meet(f"step {batch.step + 1}") if meets else None
         self.calls += 1
         found = self.take_passes(batch) if check is None else check.take_passes(batch)
@@ -484,7 +485,7 @@ class TrainStep:
                 if self.draws is None:
                     found = self._pass(model, some, theirs, shard, batch.count)
                 else:
-                    ids = batch.ids[shard.rows] if shard.size else np.zeros(len(some), np.int64)
+                    ids = batch.all_ids[shard.rows] if shard.size else np.zeros(len(some), np.int64)
                     bare = self.bare if model is self.model else unwrap(model)
                     with keyed(self.draws, bare, batch.step, ids, some):
                         if self._sharded and self.draws.plan is None:  # no pass goes through it in the midst of a pass
@@ -493,7 +494,9 @@ class TrainStep:
                         found = self._pass(model, some, theirs, shard, batch.count)
             except Exception as error:
                 refusal = refusal_of(error, shard, alone=self.model is self.bare)
-                if refusal := refusal or misfit_of(error, batch.step, batch.ids[shard.rows], unwrap(model)):
+                if refusal is None and not self.apart:
+                    refusal = misfit_of(error, batch.step, batch.all_ids[shard.rows], unwrap(model))
+                if refusal is not None:
                     raise refusal.with_traceback(error.__traceback__) from error
                 raise
             if self._replays and i < len(sizes) - 1:  # the next replay of a CUDA graph writes into its own gradients
