@@ -300,7 +300,7 @@ class Together(Odd):
         return x - mean
 
 
-@case("it follows the samples of one process", "masks[", what="state")
+@case("it follows the samples of one process", "masks", what="state")
 class MasksBySize(Net):
     def begin(self) -> None:
         self.masks: dict[int, Tensor] = {}

@@ -369,7 +369,8 @@ class StepPasses:
             largest = max(largest, float(size.max()), loss)
         if largest <= self.limit * (1e-3 if self.repeatable else 1.0):
             return []
-        return [Finding(batch.step, "state", names[0].removeprefix(LENGTH), largest, follows)]
+        name = names[0].removeprefix(LENGTH).partition("[")[0]  # which element has moved differs with the parts
+        return [Finding(batch.step, "state", name, largest, follows)]
 
 
 def norms_of(gradients: Iterable[Tensor | None]) -> Tensor:
