@@ -22,11 +22,11 @@ from torch.utils._pytree import tree_leaves, tree_map
 from lockstep.data.loaders import Batch
 from lockstep.data.order import Shard
 from lockstep.distributed.world import pretended_process, pretended_rank, shard_of
-from lockstep.parallel.batchnorm import GroupBatchNorm, StepBatchNorm, batch_norms, without_ranks
+from lockstep.parallel.batchnorm import GroupBatchNorm, StepBatchNorm, SyncBatchNorm, batch_norms, without_ranks
 from lockstep.parallel.data_parallel import driven, is_compiled
 from lockstep.parallel.determinism import NoCollectives
-from lockstep.parallel.fsdp import local
-from lockstep.parallel.hidden_state import LENGTH, HiddenState, differing, evaluated, is_of_the_process, same
+from lockstep.parallel.fsdp import is_sharded, local
+from lockstep.parallel.hidden_state import LENGTH, HiddenState, differing, is_of_the_process, same
 from lockstep.parallel.module_state import as_real, replaced, unequal
 from lockstep.parallel.parameter_hooks import ParameterHooks
 from lockstep.parallel.sync import GradientSync
@@ -169,6 +169,7 @@ class StepPasses:
         self.repeatable = self._asks = all(device.type == "cpu" for device in self.devices)
         self.compiled = any(map(is_compiled, step.bare.modules()))
         self.pretends = not any(isinstance(m, nn.SyncBatchNorm) for m in step.bare.modules())  # it would ask the others
+        self.evaluated: HiddenState | None = None  # before an evaluation that moved more than buffers
         self.versions: dict[str, int] = {}  # of the parameters that nothing has written into since
 
     def computes_in(self, dtypes: set[torch.dtype]) -> None:
@@ -326,6 +327,14 @@ class StepPasses:
             dist.all_reduce(terms)
         return terms
 
+    def buffer_names(self, normed: bool) -> list[str]:
+        """Of the buffers that are compared: of batch norms none that follows a rank's own samples."""
+        names, norms = [], set(batch_norms(self.bare))
+        for path, module in self.bare.named_modules():
+            if module not in norms or (normed and isinstance(module, SyncBatchNorm)):
+                names += [f"{path}.{name}".lstrip(".") for name, b in module._buffers.items() if b is not None]
+        return names
+
     def other_bits(self, some: list[Tensor | None], others: list[Tensor | None]) -> str:
         """The first parameter whose gradients differ in a bit."""
         for name, a, b in zip(self.step.named, some, others, strict=True):
@@ -335,9 +344,10 @@ class StepPasses:
 
     def moved_in_evaluation(self, batch: Batch, now: HiddenState) -> list[Finding]:
         """Whether a step follows what the evaluation before it has moved, by the samples of one process."""
-        before = evaluated.pop(self.bare, None)
-        names = [] if before is None else self.kept_otherwise(now, before)
-        return self.matters(batch, names, now, before) if names and before is not None else []
+        if self.evaluated is None or self.step.sync.exact or is_sharded(self.bare):  # these are not taken alone
+            return []
+        names = self.kept_otherwise(now, self.evaluated)
+        return self.matters(batch, names, now, self.evaluated) if names else []
 
     def matters(self, batch: Batch, names: list[str], here: HiddenState, there: HiddenState) -> list[Finding]:
         """Whether the next pass gives something else from one state than from the other, whose buffers are the same."""

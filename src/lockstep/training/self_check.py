@@ -29,7 +29,7 @@ from lockstep.data.loaders import Batch, last_again
 from lockstep.data.order import Shard
 from lockstep.distributed.world import World, pretended_process, pretended_rank
 from lockstep.errors import UserError
-from lockstep.parallel.batchnorm import SyncBatchNorm, batch_norms
+from lockstep.parallel.batchnorm import batch_norms
 from lockstep.parallel.buffers import put_together
 from lockstep.parallel.fsdp import is_sharded
 from lockstep.parallel.given_statistics import GivenStatistics
@@ -38,6 +38,7 @@ from lockstep.parallel.hidden_state import (
     HiddenState,
     differing,
     digest,
+    evaluated,
     generators_around,
     is_of_the_process,
     same,
@@ -119,6 +120,7 @@ class SelfCheck(StepPasses):
     def due(self) -> bool:
         """Whether a step is compared that is to be, by itself (`is_checked`) or because the one before left a doubt."""
         self._second, self.again = self.again, False
+        self.evaluated = evaluated.pop(self.bare, None)
         return self.law != "off" and self._comparable
 
     def _warn(self, finding: Finding, first: bool) -> None:
@@ -187,7 +189,8 @@ class SelfCheck(StepPasses):
         self.checked += 1
         kept = {**vars(step.sync)}, {**vars(step.host_generators)}, step.draws
         try:
-            findings = [*self._drawn(batch), *self._findings(batch, actual)]
+            moved = self._everyones(self.moved_in_evaluation(batch, self._start))
+            findings = [*self._drawn(batch), *(moved[:1] or self._findings(batch, actual))]
             findings = [self._explained(each, batch) for each in findings if each.what not in self._reported]
             findings = [each for each in findings if self._is_news(each)]
         finally:
@@ -223,6 +226,9 @@ class SelfCheck(StepPasses):
             if self.law == "strict":
                 raise UserError(f"--law strict: {finding.message}", "Mend that, or give --law warn.")
             self.report(finding, first)
+
+    def _everyones(self, found: list[Finding]) -> list[Finding]:
+        return [Finding(**each) for of_rank in self._gather([asdict(each) for each in found]) for each in of_rank]
 
     def _findings(self, batch: Batch, actual: Outcome) -> list[Finding]:
         """At most one of each kind, the strongest first; the same on all ranks."""
@@ -327,9 +333,7 @@ class SelfCheck(StepPasses):
         if self._thorough and 1 < self.ranks <= self._most:
             parts = [whole, *[[]] * (self.ranks - 1)]
             found += self._taken(batch, actual, ranges, parts, given=False)
-        found += self.moved_in_evaluation(batch, self._start)
-        everyone = [Finding(**each) for of_rank in self._gather([asdict(each) for each in found]) for each in of_rank]
-        kinds = {each.what: each for each in reversed(everyone)}
+        kinds = {each.what: each for each in reversed(self._everyones(found))}
         return [kinds[what] for what in KINDS if what in kinds]
 
     def _taken(
@@ -487,7 +491,7 @@ class SelfCheck(StepPasses):
     ) -> dict[str, tuple[Tensor, Tensor, Tensor]]:
         """Of the buffers that micro-batch `number` has moved: before it, after it, and put together from parts."""
         before, found = self._before[number], {}
-        names = [name for name in self._buffers(normed) if name in before.values]
+        names = [name for name in self.buffer_names(normed) if name in before.values]
         others = [after, *(state for _, state in states)]
         mine = [name for name in names if not all(same(before.values[name], state.values[name]) for state in others)]
         moving = {name for each in self._gather(mine) for name in each}
@@ -535,12 +539,12 @@ class SelfCheck(StepPasses):
         other = self._gather(os.getpid())[(self.rank + 1) % self.ranks] ^ 1  # not of the process that had the slices
 
         def taken(
-            some: Batch, apart: bool, elsewhere: bool = False, start: HiddenState = self._start
+            some: Batch, apart: bool, elsewhere: bool = False, start: Callable[[], object] = self._start.restore
         ) -> list[Tensor | None]:
             """`elsewhere`: among another number of processes, as one of two or alone."""
-            start.restore()
+            start()
             sync.sequential, sync.overlap = True, False  # `compare` puts them back; nothing is sent before `finish`
-            with ExitStack() as there, replaced(step, before_pass=(lambda _: start.restore()) if apart else None):
+            with ExitStack() as there, replaced(step, before_pass=(lambda _: start()) if apart else None):
                 if elsewhere:
                     there.enter_context(pretended_rank(*((1, 2) if self.ranks == 1 else (0, 0))))
                     there.enter_context(pretended_process(other))
@@ -550,11 +554,16 @@ class SelfCheck(StepPasses):
 
         drawing = [name for name in actual.state.generators if not is_of_the_process(name)]
         if any(self._gather(drawing)):  # by luck slices may draw the same: where do those leave them that begin later?
-            taken(batch, apart=True, start=actual.state)
+            taken(batch, apart=True, start=actual.state.restore)
             values, ends = self.state().values, actual.state.values
             held = self._gather([name for name in drawing if not same(values.get(name), ends[name])])
             if names := [name for each in held for name in each]:
                 return [Finding(batch.step, "generator", names[0], math.inf, HELD)]
+        if (before := self.evaluated) is not None:
+            other = taken(batch, apart=False, start=lambda: [*map(HiddenState.restore, (self._start, before))])
+            names = self.kept_otherwise(self._start, before) if self.other_bits(actual.gradients, other) else []
+            if names := [name for each in self._gather(names[:1]) for name in each]:
+                return [Finding(batch.step, "bits", names[0], 0.0, "a slice follows what one process evaluated")]
         place = self.other_bits(actual.gradients, first := taken(new, apart=True, elsewhere=True))
         if not any(self._gather(place)):
             return []
@@ -585,11 +594,3 @@ class SelfCheck(StepPasses):
         images, labels = (exchange(values, ranges, want, self.rank) for values in (batch.images, batch.labels))
         shards = [Shard(micro, key, slice(*r), n) for (micro, key, n), r in zip(theirs, want[self.rank], strict=True)]
         return replace(batch, images=images, labels=labels, shards=tuple(shards))
-
-    def _buffers(self, normed: bool) -> list[str]:
-        """The names of the buffers that are compared: of batch norms none that follows a rank's own samples."""
-        names, norms = [], set(batch_norms(self.bare))
-        for path, module in self.bare.named_modules():
-            if module not in norms or (normed and isinstance(module, SyncBatchNorm)):
-                names += [f"{path}.{name}".lstrip(".") for name, b in module._buffers.items() if b is not None]
-        return [name for name in names if name in self._start.values]
