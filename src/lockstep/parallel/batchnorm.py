@@ -150,13 +150,10 @@ class SyncBatchNorm(StepBatchNorm):
         if self.rows and x.numel() // self.num_features * self.members // self.rows < 2:
             raise ValueError(f"{_ONE_VALUE}, got {self.members} sample(s) of size {list(x.shape[1:])} over all ranks")
         with torch.no_grad():
-            found = _global_statistics(x, self.world, self.ghost, in_step=bool(self.rows))
-            if found is None:
-                return _BatchNorm.forward(self, x)
-            mean, squares, count = found
+            mean, squares, count, copies = _global_statistics(x, self.world, self.ghost, in_step=bool(self.rows))
             variance = squares / count
             if self.track_running_stats:
-                self.track(mean, squares / (count - 1).clamp(min=1))
+                self.track(mean, squares / (count - copies).clamp(min=1))
             r = torch.rsqrt(variance + self.eps)
             call = None if self.watcher is None else self.watcher.of_all_ranks(mean, variance, r, count)
         y: Tensor = Normalise.apply(
@@ -247,10 +244,10 @@ def _differentiable(
 
 def _global_statistics(
     x: Tensor, world: World, ghost: bool, in_step: bool = True
-) -> tuple[Tensor, Tensor, Tensor] | None:
+) -> tuple[Tensor, Tensor, Tensor, Tensor | int]:
     """Mean [C], sum of squared deviations [C] and count [] per channel over all ranks, by one collective.
 
-    None where all ranks have the same rows, as outside of steps those of a loader of the user's own: they count once.
+    And how often each row is in there: outside of steps all ranks may pass the same, of a loader of the user's own.
     """
     dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
     channels, count = x.shape[1], 0 if ghost else x.numel() // x.shape[1]
@@ -262,15 +259,14 @@ def _global_statistics(
     else:
         mine = torch.zeros(2 * channels + 1, dtype=dtype, device=x.device)
     if world.size == 1:
-        return mine[:channels], mine[channels:-1], mine[-1]
+        return mine[:channels], mine[channels:-1], mine[-1], 1
     everyone = mine.new_empty(world.size, mine.numel())
     dist.all_gather(list(everyone.unbind()), mine)
-    if not in_step and bool((everyone == mine).all()):
-        return None
+    copies = 1 if in_step else torch.where((everyone == mine).all(), world.size, 1)
     means, squares, counts = everyone[:, :channels], everyone[:, channels:-1], everyone[:, -1:]
     total = counts.sum()
     mean = (means * counts).sum(0) / total
-    return mean, (squares + counts * (means - mean) ** 2).sum(0), total
+    return mean, (squares + counts * (means - mean) ** 2).sum(0), total, copies
 
 
 def batch_norms(model: nn.Module) -> list[_BatchNorm]:
