@@ -55,12 +55,7 @@ def lockstep(world: World, folder: Path, batch: int, workers: int, state: Any) -
 
     loader, _ = ls.loaders(f"shards:{folder}", world, batch_size=batch, seed=0, workers=workers)
     done = int(state or 0)
-
-    def own() -> Iterator[list[int]]:  # a batch knows the ids of all processes
-        for batch in loader.epoch(0, done):
-            yield batch.ids.tolist()
-
-    return own(), lambda steps: done + steps
+    return (batch.ids.tolist() for batch in loader.epoch(0, done)), lambda steps: done + steps
 
 
 def _label(sample: dict[str, Any]) -> tuple[int]:

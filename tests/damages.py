@@ -185,7 +185,6 @@ def canary_sings(place: Path) -> bool:
 
 
 def main() -> int:
-    """Damage, and print what came of it."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--count", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=int(time.time()))

@@ -56,7 +56,6 @@ class Writer:
         return self.rng.random() < chance
 
     def picture(self, folder: bytes) -> bytes:
-        """A file that is a picture by its name; its path."""
         os.makedirs(folder, exist_ok=True)
         self.number += 1
         ending = self.rng.choice(PICTURES)

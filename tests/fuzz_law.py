@@ -231,7 +231,6 @@ def _train(world: World, config: Config, folder: str, stop: int) -> None:
 
 
 def main() -> int:
-    """Fuzz, and print what was done."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seconds", type=float, default=120.0)
     parser.add_argument("--seed", type=int, default=int(time.time()))

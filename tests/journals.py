@@ -7,5 +7,4 @@ from lockstep.monitoring import journal
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """The records of a journal, untyped."""
     return cast(list[dict[str, Any]], journal.read(path))

@@ -66,7 +66,6 @@ class Tally:
         print(text, flush=True)
 
     def show(self) -> None:
-        """Print the figures."""
         print(f"{self.signals} signals in {self.runs} runs: {dict(sorted(self.strikes.items()))}")
         print(f"{len(self.digests)} digests, {len(self.orphans)} orphans, {len(self.left_over)} files left over")
         if times := sorted(self.recovered_s):
@@ -96,7 +95,6 @@ class Run:
         return read(path) if path.exists() else []
 
     def kinds(self, kind: str) -> list[dict[str, Any]]:
-        """The records of a kind."""
         return [record for record in self.journal() if record["kind"] == kind]
 
     def stepped(self, begun: int) -> bool:
@@ -274,7 +272,6 @@ def simultaneous(times: int, place: Path) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run what the arguments ask for; the exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=1000)
     parser.add_argument("--seconds", type=float, default=3600.0)

@@ -250,7 +250,6 @@ def drawn(seed: int, triples: bool) -> Iterator[Combination]:
 
 
 def main() -> int:
-    """Try, and print what came of it."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seconds", type=float, default=1e9)
     parser.add_argument("--seed", type=int, default=int(time.time()))

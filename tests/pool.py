@@ -35,7 +35,6 @@ class Pool:
         self.close()
 
     def close(self) -> None:
-        """End all worlds."""
         for size in list(self.worlds):
             self.worlds.pop(size).close()
 

@@ -130,7 +130,6 @@ def trial(count: int, seconds: float, seed: int, place: Path) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run what the arguments ask for; the exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", type=int, default=500)
     parser.add_argument("--seconds", type=float, default=3600.0)

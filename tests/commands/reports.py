@@ -84,7 +84,6 @@ def eventful() -> list[Record]:
 
 
 def leave(folder: Path, records: Iterable[Any], recipe_name: str = "digits", **config: Any) -> Path:
-    """A run folder with such a journal."""
     folder.mkdir(parents=True)
     (folder / "journal.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     (folder / "config.json").write_text(json.dumps(recipe(recipe_name).to_dict() | config))

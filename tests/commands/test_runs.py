@@ -30,7 +30,6 @@ def said(capsys: pytest.CaptureFixture[str], *line: str, code: int = 0) -> str:
 
 @pytest.fixture
 def five(tmp_path: Path) -> Path:
-    """Runs in all states."""
     runs = tmp_path / "runs"
     write(runs / "digits-a", records(began=1000, tops=[0.9]))
     write(runs / "digits-b", records(began=2000, status="failed", error="no", tops=[0.5]))

@@ -47,7 +47,6 @@ def flags(default: Any) -> dict[str, str]:
 
 
 def command_line() -> str:
-    """Every command with every flag."""
     found = parsers()
     train = flags(found["train"])
     parts = [HEAD.format("The command line: each flag's names, default, and what it takes; -: empty.")]

@@ -23,7 +23,6 @@ def turned(orientation: int) -> Image.Exif:
 
 
 def encoded(image: Image.Image, kind: str, **options: Any) -> bytes:
-    """The bytes of a file."""
     buffer = io.BytesIO()
     image.save(buffer, kind, **options)
     return buffer.getvalue()

@@ -148,7 +148,6 @@ class _Handler(BaseHTTPRequestHandler):
 
 @contextmanager
 def serving(root: Path) -> Iterator[Store]:
-    """A server of the files below a folder."""
     store = Store(root)
     server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"store": store}))
     server.daemon_threads, server.block_on_close = True, False

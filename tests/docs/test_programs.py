@@ -48,7 +48,6 @@ if __name__ == "__main__":
 
 
 def programs(page: str) -> list[str]:
-    """The blocks of Python of a page."""
     found = [block for section in sections((DOCS / page).read_text(encoding="utf-8")) for block in section.blocks]
     return ["\n".join(lines) + "\n" for fence, *lines in found if fence == "```python"]
 

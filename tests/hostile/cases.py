@@ -218,7 +218,6 @@ class Case:
         return given + (["--exact", str(self.exact)] if self.exact else [])
 
     def source(self) -> str:
-        """The module `case`."""
         values = {slot: self.fragment(slot) for slot in slots_of(FEATURES.values())} | {
             k: str(v) for k, v in self.sizes.items()
         }

@@ -52,7 +52,6 @@ def records(
 
 
 def write(folder: Path, found: Iterable[Mapping[str, Any]]) -> Path:
-    """A run folder with such a journal."""
     folder.mkdir(parents=True, exist_ok=True)
     found = list(found)
     (folder / "journal.jsonl").write_text("".join(json.dumps(record) + "\n" for record in found))

@@ -36,7 +36,6 @@ def digests(pool: Pool, family: str, precision: Precision, ways: tuple[tuple[int
 
 
 def main() -> int:
-    """Try the named families, or all."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("families", nargs="*")
     bad = []

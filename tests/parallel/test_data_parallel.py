@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,7 +21,9 @@ from lockstep.errors import UserError
 from lockstep.parallel import strategy
 from lockstep.parallel.buffers import average_buffers
 from lockstep.parallel.data_parallel import Replicas, data_parallel, driven, replica_devices, require_gpus
+from lockstep.parallel.module_state import replaced
 from lockstep.parallel.strategy import parallelize, sync_of
+from lockstep.rng.generators import seeding
 from lockstep.training.assemble import assemble
 from lockstep.training.loop import train as training
 from lockstep.training.summary import _unequal, summary
@@ -240,3 +243,21 @@ def test_the_devices_of_a_module() -> None:
     wrapped.src_device_obj, wrapped.device_ids = torch.device("cuda", 3), [3, 1]
     assert driven(wrapped) == replica_devices(wrapped) == [torch.device("cuda", 3), torch.device("cuda", 1)]
     assert sync_of(wrapped).waited_ms() is None, "nobody can tell how long they waited"
+
+
+def test_every_gpu_draws_its_own_dropout(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seeds of devices that are not here, as the device module is told of them."""
+    current, told = SimpleNamespace(index=0), list[tuple[int, int]]()
+    module = SimpleNamespace(manual_seed=lambda seed: told.append((current.index, seed)))
+    monkeypatch.setattr(torch, "get_device_module", lambda device: module)
+    monkeypatch.setattr(torch.accelerator, "device_index", lambda index: replaced(current, index=index))
+    reseed = seeding(_gpus(3))
+    for seed in (7, 7, 8):
+        reseed(seed)
+    assert told[:3] == told[3:6]
+    assert [index for index, _ in told[:3]] == [0, 1, 2]
+    assert told[0] == (0, 7), "one GPU alone draws the same"
+    assert len({seed for _, seed in told[:3] + told[6:]}) == 6
+    told.clear()
+    seeding(_gpus(1))(7)
+    assert told == [(0, 7)]

@@ -206,7 +206,6 @@ def said(pool: Pool, family: str, nproc: tuple[int, ...] = (1, 2, 3)) -> str:
 
 
 def main() -> int:
-    """Compare the named families, or all."""
     import tempfile
     from pathlib import Path
 

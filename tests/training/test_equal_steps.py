@@ -299,7 +299,6 @@ def ended(
     sizes: tuple[int, ...] = SIZES,
     **options: Any,
 ) -> list[float]:
-    """All weights and buffers after the steps."""
     torch.manual_seed(0)
     model = make()
     before(model)

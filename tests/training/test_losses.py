@@ -80,7 +80,6 @@ def whole_batch(step: int) -> tuple[Tensor, Tensor]:
 
 
 def part_of(world: World, t: int, accumulate: int = 1, exact: int = 0) -> Batch:
-    """This rank's part of a batch."""
     images, labels = whole_batch(t)
     shards = slices(len(images), exact, world) if exact else micro_batches(len(images), accumulate, world)
     rows = np.concatenate([np.arange(0), *(np.arange(len(images))[shard.rows] for shard in shards)])

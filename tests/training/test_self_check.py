@@ -31,11 +31,11 @@ from lockstep.data.order import Order
 from lockstep.distributed.failures import is_peer_gone
 from lockstep.distributed.world import World, shard_of
 from lockstep.errors import UserError
-from lockstep.parallel.hidden_state import HiddenState, note_evaluation
+from lockstep.parallel.hidden_state import HiddenState
 from lockstep.parallel.strategy import parallelize
 from lockstep.training.assemble import loaders
 from lockstep.training.evaluation import evaluate
-from lockstep.training.outcomes import UNREPEATED, Finding, Outcome, cut, norms_of
+from lockstep.training.outcomes import UNREPEATED, Finding, Outcome, cut, norms_of, note_evaluation
 from lockstep.training.step import TrainStep
 from tests.hostile.runs import neutral
 from tests.ranks import run_ranks
@@ -1051,15 +1051,17 @@ class Prototypes(Net):
 
 
 def test_what_an_evaluation_moves_is_said_where_the_next_step_follows_it() -> None:
-    model = Prototypes()
+    model, said = Prototypes(), list[tuple[int, str, str]]()
     step = TrainStep(model, F.cross_entropy, torch.optim.SGD(model.parameters(), 0.1))
-    for t in range(5):
-        step(batch_of(World.single(), 12, t))
-    with note_evaluation(model, lambda each: [each]):
-        model.eval()(batch_of(World.single(), 12, 9).images)
-    model.train()
-    with pytest.warns(UserWarning, match=r"at step 6 bank.* is .* away; it follows the samples of one process"):
-        step(batch_of(World.single(), 12, 5))
+    step.check.report = lambda finding, _: said.append((finding.step, finding.what, finding.place))
+    for t in range(12):
+        step(batch := batch_of(World.single(), 12, t))
+        if t >= 4:
+            with note_evaluation(model, World.single()):
+                model.eval()(batch.images)
+            model.train()
+    assert said == [(5, "state", "bank")]
+    assert step.check.checked == 7, "0, 1, 2, 4 and 8; after the first evaluation, the second and the fourth, before 8"
 
 
 def test_a_loss_that_takes_more_of_a_batch_than_comes_with_it_is_said() -> None:

@@ -25,7 +25,7 @@ def port_of(job: str) -> int:
     return _FIRST_PORT + int.from_bytes(hashlib.sha256(job.encode()).digest()[:4], "big") % (_LAST_PORT - _FIRST_PORT)
 
 
-def put_back(variables: Mapping[str, str | None]) -> None:
+def restore_variables(variables: Mapping[str, str | None]) -> None:
     """Give variables of the environment the values that they had; None: there was none."""
     for name, value in variables.items():
         os.environ.pop(name, None)

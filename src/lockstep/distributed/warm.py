@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from lockstep.distributed import proc, signals
-from lockstep.distributed.environment import put_back
+from lockstep.distributed.environment import restore_variables
 from lockstep.distributed.failures import send_failure
 from lockstep.errors import EXIT_HANG, EXIT_USER_ERROR
 
@@ -199,7 +199,7 @@ def _start_server(method: str, payload: Any) -> WarmProcess:
             warnings.simplefilter("ignore", DeprecationWarning)  # of threads, by Python 3.12: we look ourselves
             process.start()
     finally:
-        put_back(before)
+        restore_variables(before)
     return WarmProcess(ours, process, payload)
 
 
@@ -229,7 +229,7 @@ class _Child:
 
 def _serve(environ: dict[str, str | None], owner: Connection, parent: int, *given: Any) -> None:
     """What the warm process does: start processes, signal them, and report how they end."""
-    put_back(environ)
+    restore_variables(environ)
     _settle("warm", parent)
     ctypes.CDLL(None).prctl(_ADOPT_ORPHANS, 1, 0, 0, 0)  # what a rank leaves running becomes our child
     gc.freeze()  # a collection in a process that was forked would copy all that is imported

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from lockstep.config import Execution
 from lockstep.distributed.devices import keep_freed, rank_device
-from lockstep.distributed.environment import launcher_ranks, put_back
+from lockstep.distributed.environment import launcher_ranks, restore_variables
 from lockstep.distributed.failures import is_peer_gone
 from lockstep.distributed.output import for_people, status
 from lockstep.distributed.proc import threads_each
@@ -238,7 +238,7 @@ def pretended_rank(rank: int, size: int) -> Iterator[None]:
             dist.destroy_process_group(groups.made)
             real.group_count = count
             sys.excepthook = hook  # torch wraps it, to put the rank before each line
-        put_back(before)
+        restore_variables(before)
 
 
 @contextmanager

@@ -9,6 +9,7 @@ On CUDA a rank's own samples pass through the fused operators of torch's SyncBat
 statistics where the plain ones take three, and two in backward where they take nine.
 """
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import cache
@@ -117,9 +118,9 @@ class StepBatchNorm(_BatchNorm):
         if input.ndim < 2 or input.shape[1] != self.num_features:
             raise ValueError(f"expected [batch, {self.num_features}, ...], got {list(input.shape)}")
 
+    @abstractmethod
     def normalise(self, x: Tensor) -> Tensor:
         """x normalised by the statistics of training."""
-        raise NotImplementedError
 
     def track(self, mean: Tensor, variance: Tensor) -> None:
         """Move the running statistics towards a batch's."""

@@ -21,7 +21,6 @@ from copy import deepcopy
 from enum import Enum
 from functools import cache, partial
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -385,22 +384,6 @@ _VISITS: tuple[tuple[Any, Callable[[HiddenState, Any, str], None]], ...] = (
     (type, HiddenState._visit_class),
     (types.ModuleType, lambda *_: None),
 )
-
-
-evaluated = WeakKeyDictionary[nn.Module, HiddenState]()  # models whose evaluation moved more than buffers, before that
-_evaluations = WeakKeyDictionary[nn.Module, int]()  # how many have moved more
-
-
-@contextmanager
-def note_evaluation(model: nn.Module, everyones: Callable[[bool], list[bool]]) -> Iterator[None]:
-    """Within, a model is evaluated: the step after the first that moves more than buffers, the second, fourth, eighth
-    and so on is compared. `everyones`: gathers a value from all ranks, which call this together."""
-    before = HiddenState({"": model})
-    yield
-    if any(everyones(bool(differing(before, HiddenState({"": model}))))):
-        _evaluations[model] = number = _evaluations.get(model, 0) + 1
-        if number & (number - 1) == 0:
-            evaluated[model] = before
 
 
 def is_of_the_process(name: str) -> bool:

@@ -22,11 +22,12 @@ from lockstep.monitoring.journal import ClassesRecord, ClassMeans, Scores
 from lockstep.parallel.batchnorm import without_ranks
 from lockstep.parallel.buffers import average_buffers
 from lockstep.parallel.fsdp import is_sharded
-from lockstep.parallel.hidden_state import note_evaluation, put_back
+from lockstep.parallel.hidden_state import put_back
 from lockstep.parallel.module_state import Kept, aligned, eval_mode, preserved_buffers
 from lockstep.parallel.strategy import unwrap
 from lockstep.randomness import stream
 from lockstep.rng.generators import seed_host, seeding
+from lockstep.training.outcomes import note_evaluation
 from lockstep.training.precision import autocast
 
 
@@ -88,7 +89,7 @@ def evaluate(
     world.meet("an evaluation")()
     sets = table_on(loader.images, world.device)
     sums = torch.zeros(loader.chunks, len(fields(Metrics)) - 1, dtype=torch.float64, device=world.device)
-    with note_evaluation(unwrap(model), world.gather):
+    with note_evaluation(unwrap(model), world):
         for chunk, logits, labels in outputs(model, loader, world, precision, tick, tta, synchronized):
             sums[chunk] = _sums(logits, labels) if sets is None else _sums_of_sets(logits, sets[labels])
             if observe is not None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import Any, Protocol
+from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
@@ -21,7 +22,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from lockstep.data.loaders import Batch
 from lockstep.data.order import Shard
-from lockstep.distributed.world import pretended_process, pretended_rank, shard_of
+from lockstep.distributed.world import World, pretended_process, pretended_rank, shard_of
 from lockstep.parallel.batchnorm import GroupBatchNorm, StepBatchNorm, SyncBatchNorm, batch_norms, without_ranks
 from lockstep.parallel.data_parallel import driven, is_compiled
 from lockstep.parallel.determinism import NoCollectives
@@ -129,6 +130,7 @@ class Step(Protocol):
     passes_write: bool | None
     checks_mean: bool
     apart: bool
+    compares: bool
 
     def take_passes(self, batch: Batch) -> list[Tensor]:
         """Forward and backward of a batch's shards; gradients stay in the parameters."""
@@ -170,6 +172,7 @@ class StepPasses:
         self.compiled = any(map(is_compiled, step.bare.modules()))
         self.pretends = not any(isinstance(m, nn.SyncBatchNorm) for m in step.bare.modules())  # it would ask the others
         self.evaluated: HiddenState | None = None  # before an evaluation that moved more than buffers
+        self.evaluations = 0  # which did that
         self.versions: dict[str, int] = {}  # of the parameters that nothing has written into since
 
     def computes_in(self, dtypes: set[torch.dtype]) -> None:
@@ -381,6 +384,24 @@ class StepPasses:
             return []
         name = names[0].removeprefix(LENGTH).partition("[")[0]  # which element has moved differs with the parts
         return [Finding(batch.step, "state", name, largest, follows)]
+
+
+comparing = WeakSet[StepPasses]()  # of all training steps that there are
+
+
+@contextmanager
+def note_evaluation(model: nn.Module, world: World) -> Iterator[None]:
+    """Within, a model is evaluated. What moves more than buffers has the model's next step compared: the first such
+    evaluation, the second, fourth, eighth and so on. All ranks call it together."""
+    passes = [each for each in comparing if each.bare is model]
+    before = HiddenState({"": model} if passes else {})
+    yield
+    # asked by all: a step that nobody holds any longer may live on for a while on some ranks
+    if any(world.gather(bool(passes and differing(before, HiddenState({"": model}))))):
+        for each in passes:
+            each.evaluations += 1
+            if each.evaluations & (each.evaluations - 1) == 0:
+                each.evaluated, each.step.compares = before, True
 
 
 def norms_of(gradients: Iterable[Tensor | None]) -> Tensor:

@@ -38,7 +38,6 @@ from lockstep.parallel.hidden_state import (
     HiddenState,
     differing,
     digest,
-    evaluated,
     generators_around,
     is_of_the_process,
     same,
@@ -57,6 +56,7 @@ from lockstep.training.outcomes import (
     Step,
     StepPasses,
     all_rows,
+    comparing,
     cut,
     exchange,
     following,
@@ -116,11 +116,12 @@ class SelfCheck(StepPasses):
         # generators after the step before, the loop's among them; and each pass of the step under way
         self._loops, self._before = dict[str, Any](), list[HiddenState]()
         self._between: HiddenState | None = None
+        if law != "off" and self._comparable:
+            comparing.add(self)
 
     def due(self) -> bool:
         """Whether a step is compared that is to be, by itself (`is_checked`) or because the one before left a doubt."""
         self._second, self.again = self.again, False
-        self.evaluated = evaluated.pop(self.bare, None)
         return self.law != "off" and self._comparable
 
     def _warn(self, finding: Finding, first: bool) -> None:
@@ -198,7 +199,7 @@ class SelfCheck(StepPasses):
             vars(step.host_generators).update(kept[1])
             actual.state.restore()
             step.give_gradients(actual.gradients)
-            self._before, self._notes, self._between, self._loops = [], None, None, {}
+            self._before, self._notes, self._between, self._loops, self.evaluated = [], None, None, {}, None
         step.sync.sequential |= any(finding.what == "bits" for finding in findings)
         self._report(findings)
 

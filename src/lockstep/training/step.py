@@ -26,7 +26,7 @@ from lockstep.errors import UserError, reason
 from lockstep.parallel.batchnorm import announced, end_step, step_batch_norms
 from lockstep.parallel.data_parallel import driven, is_compiled, replica_devices
 from lockstep.parallel.fsdp import LOW, is_sharded, local, whole
-from lockstep.parallel.hidden_state import HiddenState, evaluated, put_back
+from lockstep.parallel.hidden_state import HiddenState, put_back
 from lockstep.parallel.module_state import Kept
 from lockstep.parallel.parameter_hooks import hooks_of
 from lockstep.parallel.strategy import require_trainable, sync_of, unwrap
@@ -301,7 +301,7 @@ class TrainStep:
         self._norms = step_batch_norms(model)
         self._stand_ins = StandIns()
         self.passes_write: bool | None = None  # whether forward or backward wrote into a parameter, in the first step
-        self.calls, self._checked = 0, True  # whether the step after so many is
+        self.calls, self.compares = 0, True  # whether the step after so many is
         self.own_loop = True  # of a user's: not that of the command
         self.left_out = False  # the last step, because of a gradient that was not finite (`skip_nonfinite` alone)
         self._skips = skip_nonfinite
@@ -337,10 +337,9 @@ class TrainStep:
         buffers = Kept(self.model.modules()) if self._skips else None
         first = self.passes_write is None
         marks = self._marks() if first and self.check.law != "off" else []
-        if self._checked:
+        if self.compares:
             self.sync.watch_buffers()
-        checked = self._checked or self.check.again or (evaluated and self.bare in evaluated)
-        check = self.check if checked and self.check.due() else None
+        check = self.check if (self.compares or self.check.again) and self.check.due() else None
         meets = self.sync.ranks > 1 and self.own_loop and self.check.law != "off"  # it may step on some ranks alone
         met = self.check.world.meet(f"step {batch.step + 1}") if meets else None
         self.calls += 1
@@ -378,8 +377,8 @@ class TrainStep:
             parameter.grad = None
         for parameter, gradient in theirs:
             parameter.grad = gradient
-        self._checked = is_checked(self.calls)
-        if self._checked:
+        self.compares = is_checked(self.calls)
+        if self.compares:
             self.check.note_generators(inspect.currentframe() if self.own_loop else None)
         return summed
 

@@ -37,7 +37,6 @@ def printed(program: str) -> str:
 
 
 def main() -> None:
-    """Run all programs, in the order of the command line."""
     out, *programs = sys.argv[1:]
     sys.path.insert(0, str(Path(programs[0]).parent))
     ports = os.environ.get(PORTS, "").split()
