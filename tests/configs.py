@@ -124,11 +124,9 @@ def _configs(draw: st.DrawFn) -> Config:
     }
     batch_size = draw(st.integers(8, 10**6))
     numbers = {"epochs": draw(counts), "batch_size": batch_size, "seed": draw(st.integers(0, 2**63 - 1))}
-    match draw(st.sampled_from(["plain", "fsdp", "stages", "compressed"])):
+    match draw(st.sampled_from(["plain", "fsdp", "compressed"])):
         case "fsdp":
             parts |= {"execution": replace(parts["execution"], strategy="fsdp")}
-        case "stages":
-            parts |= {"execution": replace(parts["execution"], model_parallel=draw(st.integers(2, 9)))}
         case "compressed":
             parts |= {"comm": CommConfig(draw(st.sampled_from(["fp16", "bf16"])))}
     try:

@@ -43,7 +43,6 @@ _SENT = {"none": 0.0, "fp16": 0.05, "bf16": 0.15}
 # refused by the machine, or by the data (no pixel is infinite), which a config has not seen
 _LATER: tuple[set[Choice], ...] = (
     {("precision", "tf32")},
-    {("execution.strategy", "dp")},
     {("data.augment", AXES["data.augment"][0]), ("bad", True)},
 )
 _SLOW = "no answer in"

@@ -106,7 +106,7 @@ REFUSED = [
     ("train --model nowhere:net", ["nowhere"]),
     ("train --dataset cifar11", ["cifar11", "cifar10"]),
     ("train --precision tf32 --device cpu", ["--precision tf32", "cpu", "fp32"]),
-    ("train cifar10 --strategy dp --device cpu", ["nn.DataParallel would just call the module", "--strategy ddp"]),
+    ("train cifar10 --strategy dp --device cpu", ["unknown strategy 'dp'", "ddp"]),
     pytest.param("train --gpus 0,2", ["--gpus 0,2", "GPU", "--device cpu"], marks=no_gpu),
     pytest.param("train --device cuda", ["--device cuda", "--device cpu"], marks=no_gpu),
     ("show mnits", ["unknown recipe 'mnits'", "mnist"]),

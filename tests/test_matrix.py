@@ -39,11 +39,10 @@ def test_a_pair_is_refused_in_the_same_words_by_config_flags_and_library() -> No
         refusal = _sentence(pair.config)
         if all(name in _LIBRARY for name in names):
             options: dict[str, Any] = {_LIBRARY[name]: value for name, value in pair.choices}
-            if options.get("strategy") != "dp" or refusal:  # else it asks for two GPUs
-                for world in (World.single(), World(0, 2, 0, 2, World.single().device, "gloo")):
-                    if refusal or world.size == 1:
-                        said = _sentence(lambda o=options, w=world: lockstep.parallelize(nn.Linear(2, 2), w, **o))
-                        assert said == refusal, pair
+            for world in (World.single(), World(0, 2, 0, 2, World.single().device, "gloo")):
+                if refusal or world.size == 1:
+                    said = _sentence(lambda o=options, w=world: lockstep.parallelize(nn.Linear(2, 2), w, **o))
+                    assert said == refusal, pair
         if refusal and "bad" not in names and (seen := seen + 1) % 4 == 0:  # parsing takes a while
             flags = [f for choice in pair.choices for f in _flag(choice)]
             said = _sentence(lambda f=flags: planned("verify", lambda c: Plan(config=c), ["digits", *f], "{}"))

@@ -38,25 +38,25 @@ MAX_FLOORS, MAX_ROOMS, MAX_ARROWS = 10, 16, 60  # a room: a folder or file right
 MAX_FILE, MAX_FUNCTION, SMALL_FILE, MAX_SMALL_FILES = 600, 60, 60, 40
 # How many lines a part of the source may have. A change that needs more raises its number here, so that review sees it.
 BUDGETS = {
-    "config": (1765, "config"),
+    "config": (1755, "config"),
     "data": (5080, "data"),
-    "training": (5545, "training"),
-    "gradients and draws": (4195, "parallel rng"),
-    "processes": (2977, "distributed"),
+    "training": (5521, "training"),
+    "gradients and draws": (3960, "parallel rng"),
+    "processes": (2964, "distributed"),
     "state and monitoring": (3360, "checkpoint monitoring"),
     "models and their use": (1723, "models inference cli errors randomness __init__ __main__"),
     "audit": (4499, "commands/audit"),
     "reproduce": (2295, "commands/reproduce"),
     "measuring": (
-        1496,
+        1491,
         "commands/compare commands/tune commands/sweep commands/lr_find commands/forecast commands/measuring",
     ),
     "verify, chaos": (1190, "commands/verify commands/chaos"),
     "looking at runs": (1267, "commands/report commands/runs commands/watch commands/diff"),
-    "machines": (1097, "commands/doctor commands/launch_script"),
+    "machines": (1096, "commands/doctor commands/launch_script"),
     "everyday commands": (1468, "commands"),  # all others
 }
-MAX_LINES, MAX_FILES = 37_957, 260
+MAX_LINES, MAX_FILES = 37_669, 260
 
 
 def module_name(path: Path) -> str:

@@ -45,7 +45,7 @@ def test_words_set_their_flags_in_any_order_or_exclude_each_other(base: str, wor
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("dpp", "unknown strategy 'dpp'.*dp"),
+        ("dpp", "unknown strategy 'dpp'.*ddp"),
         ("ddp+bf61", "unknown word 'bf61'.*bf16"),
         ("ddp+sync_bn", "unknown word 'sync_bn'.*syncbn"),
         ("exact", "exact without its number\n  Write it as exact4"),
@@ -75,7 +75,6 @@ def test_words_change_the_config_and_nothing_else() -> None:
     assert (changed.precision, changed.accumulate, changed.model.batch_norm) == ("bf16", 4, "global")
     assert replace(changed, precision="fp32", accumulate=1, model=config.model) == config
     assert of("exact8") == of("ddp+exact8") == replace(config, exact=8)
-    assert of("ddp+stages3") == config.with_execution(model_parallel=3)
     links = {"ddp+bf16grads": CommConfig("bf16")}
     assert {text: of(text).comm for text in links} == links
     given = CommConfig("fp16")
@@ -191,10 +190,10 @@ def result(step_s: float, **more: Any) -> dict[str, Any]:
     return measure(journal([10 * step_s] * 10, **more))
 
 
-def row(name: str, rounds: Mapping[int, Mapping[str, Any]], failed: str = "", devices: int = 0) -> Measured:
+def row(name: str, rounds: Mapping[int, Mapping[str, Any]], failed: str = "") -> Measured:
     strategy, _, count = name.rpartition(" x")
     config = Config().with_execution(nproc=int(count), threads=1, workers=0)
-    return Measured(name, config, failed, dict(rounds), strategy, int(count), devices or int(count))
+    return Measured(name, config, failed, dict(rounds), strategy, int(count))
 
 
 def results(rows: Sequence[Measured], repeats: int = 3) -> dict[str, Any]:
@@ -254,12 +253,12 @@ def test_another_order_of_samples_is_said_loudly() -> None:
 
 
 def test_the_first_row_that_was_measured_is_the_baseline() -> None:
-    rows = [row("dp x1", {}, "why"), row("ddp x2", {1: result(1.0)}), row("ddp x4", {1: result(0.5)})]
+    rows = [row("single x1", {}, "why"), row("ddp x2", {1: result(1.0)}), row("ddp x4", {1: result(0.5)})]
     found = results(rows)
     assert found["baseline"] == "ddp x2"
     assert [each["speedup"] and each["speedup"]["median"] for each in found["rows"]] == [None, 1.0, 2.0]
-    assert "dp x1: not measured: why" in command.explanations(found)
-    assert aggregate([row("dp x1", {}, "why")])["rows"][0]["speedup"] is None
+    assert "single x1: not measured: why" in command.explanations(found)
+    assert aggregate([row("single x1", {}, "why")])["rows"][0]["speedup"] is None
 
 
 # The whole, with runs that are made up
@@ -304,13 +303,12 @@ def test_rounds_are_interleaved_and_what_is_there_is_not_run_again(tmp_path: Pat
 
 
 def test_what_can_t_be_measured_here_is_not_started_and_a_failure_is_not_repeated(tmp_path: Path) -> None:
-    strategies = ("dp", "single", "ddp", "ddp+fp16", "exact2+syncbn", "ddp+tf32", "ddp+accumulate64")
+    strategies = ("single", "ddp", "ddp+fp16", "exact2+syncbn", "ddp+tf32", "ddp+accumulate64")
     plan, calls = _plan(*strategies, nproc=(1, 2, 4), out=str(tmp_path / "c"), repeats=2), list[str]()
     found = command.compare(plan, _silent, _measured(calls, failing="ddp-x2-r1"))
     once = ["single-x1-r1", "ddp-x1-r1", "ddp-x2-r1", "ddp+accumulate64-x1-r1"]
     assert calls == [*once, "ddp+accumulate64-x1-r2", "ddp-x1-r2", "single-x1-r2"]
     why = {r["name"]: r["not_measured"] for r in found["rows"]}
-    assert "two GPUs" in why["dp x1"]
     assert "4 threads on 2 CPU cores" in why["ddp x4"]
     assert "fp16 on a CPU" in why["ddp+fp16 x1"]
     assert "--batch-norm global" in why["exact2+syncbn x1"]
@@ -336,10 +334,8 @@ def test_by_default_1_2_and_4_processes_as_far_as_there_are_cores(
     ]
 
 
-def test_on_gpus_a_row_counts_those_that_it_drives() -> None:
-    plan = _plan("dp", "ddp", nproc=(2,))
-    dp, ddp = (command.row_of(plan, strategy, n, 4, 2) for strategy, n in (("dp", 1), ("ddp", 2)))
-    assert (dp.processes, dp.devices, ddp.devices) == (1, 4, 2)
+def test_processes_that_would_share_a_gpu_are_not_measured() -> None:
+    plan = _plan("ddp", nproc=(2,))
     assert "2 processes would share 1 GPU" in command.row_of(plan, "ddp", 2, 1, 2).failed
 
 
@@ -368,7 +364,7 @@ def test_the_real_command_compares_and_goes_on(tmp_path: Path) -> None:
 
 
 def test_of_one_round_no_median_is_told_and_of_no_row_no_order() -> None:
-    lines = command.explanations(results([row("dp x1", {}, "why"), row("dp x2", {}, "why")], repeats=1))
+    lines = command.explanations(results([row("single x1", {}, "why"), row("single x2", {}, "why")], repeats=1))
     assert lines[1].endswith("; one round, no interval.")
     assert lines[-1] == "No row could be measured here."
     assert not any("median" in line or "same order" in line for line in lines)

@@ -140,7 +140,6 @@ FAR = Config().with_execution(nnodes=2, master_addr="10.0.0.1", master_port=2950
         ({"config": replace(Config(), exact=4)}, "it forecasts plain DDP"),
         ({"config": replace(Config(), comm=CommConfig("bf16"))}, "it forecasts plain DDP"),
         ({"config": Config().with_execution(strategy="single", nproc=1)}, "it forecasts plain DDP"),
-        ({"config": Config().with_execution(model_parallel=2)}, "it forecasts plain DDP"),
         ({"config": FAR, "interconnect": "1gbit"}, "an interconnect is named, too"),
     ],
 )

@@ -235,7 +235,6 @@ def test_ranks_refuse_alike_and_begin_alike() -> None:
     [
         ({"batch_norm": "global"}, "--batch-norm global"),
         ({"compile": True}, "--compile"),
-        ({"strategy": "dp"}, "order of its own"),
         ({"strategy": "fsdp"}, "reduce-scatter adds floats"),
         ({"precision": "tf32"}, "TF32"),
         ({"exact": 51}, "a slice needs a sample"),

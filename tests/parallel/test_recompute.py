@@ -50,7 +50,6 @@ CASES = {
     "groups": with_values(BASE, {"batch_norm": "groups:2"}),
     "fsdp": dataclasses.replace(BASE, execution=FSDP),
     "fsdp, bf16": dataclasses.replace(BASE, execution=FSDP, precision="bf16"),
-    "stages": dataclasses.replace(BASE, execution=Execution(model_parallel=2)),
     "exact": dataclasses.replace(BASE, exact=4),
 }
 

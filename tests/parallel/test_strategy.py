@@ -1,6 +1,7 @@
 """The one place that decides how a model is spread: by config for a run, by name for a user's own loop."""
 
 import math
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -9,22 +10,21 @@ import torch
 from torch import nn
 
 import lockstep
-from lockstep.config import CommConfig, Config, Execution, ModelConfig
+from lockstep.config import CommConfig, Config, Execution
 from lockstep.distributed.world import World
 from lockstep.errors import UserError
-from lockstep.parallel.batchnorm import SyncBatchNorm
-from lockstep.parallel.strategy import _convert, _place, parallelize, spread, sync_of
+from lockstep.parallel.module_state import driven, replaced
+from lockstep.parallel.strategy import parallelize, spread, sync_of
+from lockstep.rng.generators import seeding
 from lockstep.training.step import TrainStep
 from tests.ranks import run_ranks
 
 SINGLE = World.single()
-IMAGE = (2, 5, 5)
 FSDP = {"strategy": "fsdp"}
 WAYS = {
     "ddp": Config(),
     "compressed": Config(comm=CommConfig("bf16")),
     "fsdp": Config(execution=Execution(strategy="fsdp")),
-    "stages": Config(execution=Execution(model_parallel=2)),
     "exact": Config(exact=4),
 }
 
@@ -48,7 +48,7 @@ def spread_all(world: World) -> dict[str, tuple[str, str, bool]]:
     found = {}
     for name, config in WAYS.items():
         model, twin = network(), network()
-        module, sync = spread(model, world, config, IMAGE, twins=[twin])
+        module, sync = spread(model, world, config, from_host=True, twins=[twin])
         sharded = hasattr(next(twin.parameters()), "full_tensor")
         found[name] = type(module).__name__, type(sync).__name__, sharded
     return found
@@ -59,30 +59,12 @@ def test_each_way_has_its_module_and_its_sync(two: list[tuple[Any, ...]]) -> Non
         "ddp": ("LockstepDDP", "DDPSync", False),
         "compressed": ("LockstepDDP", "DDPSync", False),
         "fsdp": ("FSDPSequential", "ShardedSync", True),
-        "stages": ("LockstepDDP", "DDPSync", False),
         "exact": ("Sequential", "ExactSync", False),
     }
     assert [rank[0] for rank in two] == [expected] * 2
     alone = dict.fromkeys(WAYS, ("Sequential", "GradientSync", False))
     modes = {"exact": ("Sequential", "ExactSync", False)}
     assert spread_all(SINGLE) == alone | modes
-
-
-def test_stages_bring_the_input_of_a_synchronised_batch_norm_after_it() -> None:
-    """A stage's hook sits on the layer that the stage begins with: a layer that is replaced would lose it."""
-    model = network()
-    config = Config(execution=Execution(model_parallel=5), model=ModelConfig(batch_norm="global"))
-    two = World(0, 2, 0, 1, torch.device("cpu"), "gloo")
-    _convert(model, two, config)
-    _place(model, two, config, IMAGE)
-    assert isinstance(model[1], SyncBatchNorm)
-    model.eval()
-    moved: list[str] = []
-    for name, layer in model.named_children():
-        layer.register_forward_pre_hook(lambda layer, args, name=name: moved.append(name))
-        assert len(layer._forward_pre_hooks) == 2, f"layer {name} does not bring its input to its device"
-    model(torch.zeros(4, *IMAGE))
-    assert moved == ["0", "1", "2", "3", "4"]
 
 
 @pytest.mark.parametrize(
@@ -93,7 +75,7 @@ def test_stages_bring_the_input_of_a_synchronised_batch_norm_after_it() -> None:
         ({"compress": "bf8"}, "unknown compress .bf8."),
         ({"compress": None}, "--compress None is not"),
         ({"strategy": "fsdp", "compress": "bf16"}, "--compress bf16 with --strategy fsdp"),
-        ({"strategy": "dp", "batch_norm": "global"}, "--strategy dp with --batch-norm global"),
+        ({"model": nn.DataParallel(network())}, "nn.DataParallel gives each GPU its part of a batch"),
         (FSDP | {"model": nn.ParameterList([torch.ones(())])}, "a parameter that is a single number: 0"),
         (FSDP | {"model": nn.ParameterList([torch.ones(0)])}, "a parameter without numbers: 0"),
         (FSDP | {"model": nn.Sequential(network(), nn.Linear(2, 2).double())}, "together: float32 and float64 in one"),
@@ -116,6 +98,25 @@ def test_a_model_that_is_where_it_belongs_stays_there() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, device="meta"))
     assert parallelize(model, SINGLE) is model
     assert [str(p.device) for p in model.parameters()] == ["cpu", "cpu", "meta", "meta"]
+    assert driven(model) == [torch.device("cpu"), torch.device("meta")]
+
+
+def test_devices_of_one_model_draw_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seeds of devices that are not here, as the device module is told of them."""
+    current, told = SimpleNamespace(index=0), list[tuple[int, int]]()
+    module = SimpleNamespace(manual_seed=lambda seed: told.append((current.index, seed)))
+    monkeypatch.setattr(torch, "get_device_module", lambda device: module)
+    monkeypatch.setattr(torch.accelerator, "device_index", lambda index: replaced(current, index=index))
+    reseed = seeding([torch.device("cuda", index) for index in range(3)])
+    for seed in (7, 7, 8):
+        reseed(seed)
+    assert told[:3] == told[3:6]
+    assert [index for index, _ in told[:3]] == [0, 1, 2]
+    assert told[0] == (0, 7), "one GPU alone draws the same"
+    assert len({seed for _, seed in told[:3] + told[6:]}) == 6
+    told.clear()
+    seeding([torch.device("cuda", 0)])(7)
+    assert told == [(0, 7)]
 
 
 def own_ddp(world: World) -> tuple[str, int]:

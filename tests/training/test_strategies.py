@@ -43,7 +43,7 @@ def with_strategy(strategy: Strategy, **execution: Any) -> Config:
     return dataclasses.replace(BASE, execution=dataclasses.replace(BASE.execution, strategy=strategy, **execution))
 
 
-DDP, FSDP, STAGES = with_strategy("ddp"), with_strategy("fsdp"), with_strategy("ddp", model_parallel=2)
+DDP, FSDP = with_strategy("ddp"), with_strategy("fsdp")
 
 
 def same_run(folder: Path, whole: Path) -> None:
@@ -60,11 +60,11 @@ def same_run(folder: Path, whole: Path) -> None:
 
 @pytest.mark.slow
 def test_a_checkpoint_passes_between_strategies_and_numbers_of_processes(tmp_path: Path) -> None:
-    whole, there, back, pieces = (str(tmp_path / name) for name in ("whole", "there", "back", "pieces"))
-    run_ranks(all_of, 2, [(DDP, whole), (DDP, there, 6), (FSDP, back, 7), (STAGES, pieces, 4)], timeout=120)
-    run_ranks(all_named, 3, [(FSDP, there), (DDP, back, 11), (FSDP, pieces, 8)], timeout=120)
-    run_ranks(all_of, 2, [(FSDP, back), (STAGES, pieces)], timeout=120)
-    for folder in (there, back, pieces):
+    whole, there, back = (str(tmp_path / name) for name in ("whole", "there", "back"))
+    run_ranks(all_of, 2, [(DDP, whole), (DDP, there, 6), (FSDP, back, 7)], timeout=120)
+    run_ranks(all_named, 3, [(FSDP, there), (DDP, back, 11)], timeout=120)
+    run_ranks(all_of, 2, [(FSDP, back)], timeout=120)
+    for folder in (there, back):
         same_run(Path(folder), Path(whole))
     begun = [record for record in read(Path(back) / "journal.jsonl") if record["kind"] == "run"]
     assert [record["resumed_from"] for record in begun] == [0, 7, 11]
@@ -106,14 +106,9 @@ def saved_again(world: World, config: Config, folder: str) -> None:
     [
         ({"exact": 4, "execution": Execution(strategy="fsdp")}, "--exact 4 with --strategy fsdp"),
         ({"exact": 4, "execution": Execution(strategy="single")}, "--exact 4 with --strategy single"),
-        ({"exact": 4, "execution": Execution(model_parallel=2)}, "--exact 4 with --model-parallel 2"),
         ({"exact": 4, "comm": CommConfig(compress="bf16")}, "--exact 4 with --compress bf16"),
         ({"comm": CommConfig("bf16"), "execution": Execution(strategy="fsdp")}, "--compress bf16 with --strategy fsdp"),
         ({"optim": OptimConfig("timm:muon"), "execution": Execution(strategy="fsdp")}, "norms of whole parameters"),
-        (
-            {"execution": Execution(model_parallel=2), "model": ModelConfig(compile=True)},
-            "--model-parallel 2 with --comp",
-        ),
     ],
 )
 def test_what_does_not_go_together_says_why(changes: dict[str, Any], message: str) -> None:
@@ -125,8 +120,7 @@ def test_what_does_not_go_together_says_why(changes: dict[str, Any], message: st
     ("make", "message"),
     [
         (lambda: CommConfig(cast(Any, "powersgd:4")), "unknown compress 'powersgd:4'"),
-        (lambda: Execution(model_parallel=0), "--model-parallel 0"),
-        (lambda: Execution(strategy="fsdp", model_parallel=2), "both spread one model"),
+        (lambda: Execution(threads=-1), "--threads -1"),
     ],
 )
 def test_values_out_of_range_are_refused(make: Any, message: str) -> None:

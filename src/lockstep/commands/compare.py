@@ -15,7 +15,6 @@ from lockstep.commands.measuring import Log, Row
 from lockstep.commands.shared.arguments import planned, print_error, refuse_launched, train_arguments
 from lockstep.commands.shared.grid import Column
 from lockstep.config import Config, Ints, Names, Strategy
-from lockstep.config.execution import ONE_PROCESS
 from lockstep.config.fields import Arg, require, with_values
 from lockstep.distributed.files import write_json
 from lockstep.errors import EXIT_FAILURE, UserError, unknown
@@ -31,7 +30,6 @@ WORDS: dict[str, dict[str, Any]] = {
     "accumulateN": {"accumulate": "N"},
     "fp16grads": {"compress": "fp16"},
     "bf16grads": {"compress": "bf16"},
-    "stagesN": {"model_parallel": "N"},
     "syncbn": {"batch_norm": "global"},
     "compile": {"compile": True},
     "channels_last": {"channels_last": True},
@@ -74,11 +72,11 @@ class Plan:
     """What to compare."""
 
     strategies: Names = ("single", "ddp")
-    """BASE[+WORD...]: single, dp, ddp, fsdp, exact8 (--exact 8); bf16, fp16, tf32, accumulate4, fp16grads
-    and bf16grads (--compress), stages2 (--model-parallel 2), syncbn,
-    compile, channels_last. Speed-ups refer to the first row that can be measured."""
+    """BASE[+WORD...]: single, ddp, fsdp, exact8 (--exact 8); bf16, fp16, tf32, accumulate4, fp16grads
+    and bf16grads (--compress), syncbn, compile, channels_last.
+    Speed-ups refer to the first row that can be measured."""
     nproc: Annotated[Ints, Arg(unset="1,2,4 as far as there are cores or GPUs")] = ()
-    """Numbers of processes; single and dp are one process."""
+    """Numbers of processes; single is one process."""
     repeats: int = 1
     """Rounds: each runs every row once. Two or more give intervals."""
     config: Config = field(default_factory=Config, metadata={"hidden": ("nproc", "strategy", *_UNDISTURBED)})
@@ -119,7 +117,6 @@ class Measured(Row):
 
     strategy: str
     processes: int
-    devices: int  # GPUs that it drives, or processes
 
 
 def main(args: list[str]) -> int:
@@ -152,7 +149,7 @@ def compare(plan: Plan, log: Log, measure: Callable[[Path, Config], dict[str, An
     room = process_count(plan.config.execution) if gpus else cores()  # fewer would start on so many cores by themselves
     counts = sorted(plan.nproc) or [n for n in _COUNTS if n <= room]
     bases = {strategy: settings_of(strategy)["strategy"] for strategy in plan.strategies}
-    cells = [(strategy, n) for strategy in bases for n in ([1] if bases[strategy] in ONE_PROCESS else counts)]
+    cells = [(strategy, n) for strategy in bases for n in ([1] if bases[strategy] == "single" else counts)]
     rows = [row_of(plan, strategy, n, gpus, cores()) for strategy, n in cells]
     folder = measuring.claim("compare", plan.config, {"environment": place})
 
@@ -171,8 +168,7 @@ def row_of(plan: Plan, strategy: str, processes: int, gpus: int, cores: int) -> 
     from lockstep.distributed.devices import process_count
     from lockstep.training.run_folder import check
 
-    drives = gpus if settings_of(strategy)["strategy"] == "dp" and gpus else processes
-    row = Measured(f"{strategy} x{processes}", plan.config, "", {}, strategy, processes, drives)
+    row = Measured(f"{strategy} x{processes}", plan.config, "", {}, strategy, processes)
     try:
         row.config = config = plan.config_for(strategy, processes, cores, gpus)
         check(config)
@@ -221,7 +217,7 @@ def measure(records: Sequence[Record], compiled: bool = False) -> dict[str, Any]
         known = [count * ms for (count, _, _), ms in zip(kept, waits, strict=True) if ms is not None]
         return sum(known) / 1e3 / seconds if kept and len(known) == len(kept) else None
 
-    memory = end["peak_memory_gib"]  # of each process; of one process that drives several devices, of each device
+    memory = end["peak_memory_gib"]  # of each process
     return {
         "seconds_per_epoch": seconds / samples * end["samples"] / epochs if kept else None,
         "total_s": end["seconds"],
@@ -242,7 +238,7 @@ def aggregate(rows: Sequence[Measured]) -> dict[str, Any]:
     """Rows with their figures, and which rows had which order of samples.
 
     A speed-up is the baseline's seconds of training for an epoch over the row's, of the same round: what the machine
-    does to a whole round falls out. Efficiency is the speed-up over the ratio of the devices.
+    does to a whole round falls out. Efficiency is the speed-up over the ratio of the processes.
     """
     base = next((row for row in rows if not row.failed), rows[0])
     ledgers: dict[str, list[str]] = {}
@@ -254,22 +250,22 @@ def aggregate(rows: Sequence[Measured]) -> dict[str, Any]:
 
 
 def _figures(row: Measured, base: Measured) -> dict[str, Any]:
-    rounds, devices = {} if row.failed else dict(sorted(row.rounds.items())), row.devices / base.devices
+    rounds, times_more = {} if row.failed else dict(sorted(row.rounds.items())), row.processes / base.processes
     values: dict[str, list[float | None]] = {name: [r.get(name) for r in rounds.values()] for name in FIGURES}
     times = {k: each["seconds_per_epoch"] for k, each in base.rounds.items()}
     pairs = [(times[k], each["seconds_per_epoch"]) for k, each in rounds.items() if k in times]
     values["speedup"] = [None if None in pair else pair[0] / pair[1] for pair in pairs]
-    values["efficiency"] = [value and value / devices for value in values["speedup"]]
+    values["efficiency"] = [value and value / times_more for value in values["speedup"]]
     figures = {name: measuring.median_of(each) for name, each in values.items()}
     others = statistics.median([r.get("others_cores") or 0.0 for r in rounds.values()] or [0.0])
     note, speedup = f"not measured: {row.failed}" if row.failed else "", figures["speedup"]
     # what another precision or a compiler can give at best nobody knows
     same = row.strategy.partition("+")[2] == base.strategy.partition("+")[2]
-    if same and speedup is not None and (doubt := measuring.beyond(speedup["median"] or 0.0, devices)):
+    if same and speedup is not None and (doubt := measuring.beyond(speedup["median"] or 0.0, times_more)):
         figures["speedup"], figures["efficiency"], note = None, None, doubt
     elif rounds and figures["seconds_per_epoch"] is None:
         note = "figures of the step not measured: the run has one log window, which is the warm-up; see --log-every"
-    plain: dict[str, Any] = {name: getattr(row, name) for name in ("name", "strategy", "processes", "devices")}
+    plain: dict[str, Any] = {name: getattr(row, name) for name in ("name", "strategy", "processes")}
     plain |= {name: getattr(row.config.execution, name) for name in ("threads", "workers")}
     plain["command"] = shlex.join(["lockstep", *train_arguments(row.config)])
     note = note or measuring.busy(others)

@@ -68,9 +68,8 @@ class Plan:
         require(self.seconds > 0, f"--seconds {self.seconds} is not positive", "Give seconds, as 3.")
         config, execution = self.config, self.config.execution
         config.require_batch_for(max(self.nproc, default=1))
-        plain = config.comm == CommConfig() and execution.model_parallel == 1 and execution.strategy == "ddp"
-        others = "--exact, --strategy, --compress and --model-parallel"
-        require(plain and not config.exact, "it forecasts plain DDP", f"Leave out {others}.")
+        plain = config.comm == CommConfig() and execution.strategy == "ddp" and not config.exact
+        require(plain, "it forecasts plain DDP", "Leave out --exact, --strategy and --compress.")
         message = "--nnodes measures the link between machines, and an interconnect is named, too"
         require(self.stated is None or execution.nnodes == 1, message, "Leave one of the two out.")
 

@@ -11,7 +11,6 @@ from typing import Annotated, Any, Self
 from lockstep.commands.shared.arguments import HelpAsked, NoFlags, planned
 from lockstep.config import Config, Names
 from lockstep.config.changes import flags_for
-from lockstep.config.execution import ONE_PROCESS
 from lockstep.config.fields import Arg, Count, check_fields, require
 from lockstep.config.recipes import recipe
 from lockstep.distributed.environment import port_of
@@ -41,7 +40,7 @@ class Plan:
         require(sound, message, f"Use {rule}, a letter first, at most 52 of them.")
         strategy = self.config.execution.strategy
         message = f"--strategy {strategy} is one process, and --nnodes {self.nnodes} has one on each machine at least"
-        require(self.nnodes == 1 or strategy not in ONE_PROCESS, message, "Use --strategy ddp.")
+        require(self.nnodes == 1 or strategy != "single", message, "Use --strategy ddp.")
         self.config.require_batch_for(self.per_node * self.nnodes)
 
     @classmethod
@@ -59,7 +58,7 @@ class Plan:
     def per_node(self) -> int:
         """Processes on each machine, as far as that is known here: 1 for auto."""
         execution = self.config.execution
-        return 1 if execution.nproc == "auto" or execution.strategy in ONE_PROCESS else execution.nproc
+        return 1 if execution.nproc == "auto" or execution.strategy == "single" else execution.nproc
 
     def train_flags(self, **changed: Any) -> list[list[str]]:
         """The flags that the recipe does not have so already, each with its value; `changed`: fields of Execution."""
@@ -89,8 +88,8 @@ class Allotted(Plan):
         execution, gpus = self.config.execution, self.gpus_per_node
         message = "--gpus, and the scheduler chooses which GPUs a job gets"
         require(not execution.gpus, message, "Say how many: --gpus-per-node.")
-        enough = not gpus or self.per_node * execution.model_parallel <= gpus
-        message = f"--gpus-per-node {gpus} for {self.per_node} process(es) of {execution.model_parallel} GPU(s)"
+        enough = not gpus or self.per_node <= gpus
+        message = f"--gpus-per-node {gpus} for {self.per_node} processes"
         require(enough, message, "NCCL takes one process per GPU: raise it, or lower --nproc.")
         amount = re.fullmatch(r"(\d+([KMGT]i?)?)?", self.memory)
         require(amount, f"--memory {self.memory}: not an amount", "Give it as 64G or 64Gi.")
@@ -99,8 +98,8 @@ class Allotted(Plan):
     def per_node(self) -> int:
         """Processes on each machine: --nproc, or one for each GPU, or one."""
         execution = self.config.execution
-        if execution.nproc == "auto" and execution.strategy not in ONE_PROCESS:
-            return max(1, self.gpus_per_node // execution.model_parallel)
+        if execution.nproc == "auto" and execution.strategy != "single":
+            return max(1, self.gpus_per_node)
         return super().per_node
 
     @property
@@ -281,7 +280,7 @@ class TorchrunPlan(Plan):
 def torchrun(plan: TorchrunPlan) -> str:
     """torchrun's line for each machine, under a comment that says which."""
     execution, nodes = plan.config.execution, plan.nnodes
-    each = "auto" if execution.nproc == "auto" and execution.strategy not in ONE_PROCESS else plan.per_node
+    each = "auto" if execution.nproc == "auto" and execution.strategy != "single" else plan.per_node
     own = [f"--nproc-per-node={each}", f"--max-restarts={plan.config.recovery.max_restarts}"]
     own += plan.torchrun_arguments(f"runs/{plan.job}")
     port = plan.master_port or port_of(plan.job)

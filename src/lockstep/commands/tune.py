@@ -75,7 +75,7 @@ def choices(axis: str, config: Config, cores: int, on_gpus: bool) -> dict[str, d
     """By name, the fields that a choice sets; none where there is nothing to choose."""
     # torch.compile writes C++ for a CPU, and C for what starts a GPU's kernels
     compiler = shutil.which("g++") or shutil.which("clang++") or (on_gpus and shutil.which("cc"))
-    if axis == "split" and not on_gpus and config.execution.model_parallel == 1:
+    if axis == "split" and not on_gpus:
         counts = sorted({1, *(n for n in (2, 4, 8, 16) if n < cores), cores})
         return {f"{n} x {max(1, cores // n)} threads": {"nproc": n, "threads": max(1, cores // n)} for n in counts}
     if axis == "workers" and _reads_files(config):

@@ -128,8 +128,7 @@ class Config:
         """
         if self.model.group:
             return "groups"
-        local = self.model.batch_norm == "local" or self.execution.strategy == "dp"
-        return "local" if local or self.exact or processes == 1 else "global"
+        return "local" if self.model.batch_norm == "local" or self.exact or processes == 1 else "global"
 
     @property
     def lr(self) -> float:

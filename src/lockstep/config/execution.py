@@ -11,10 +11,9 @@ from lockstep.config.conflicts import check
 from lockstep.config.fields import Arg, Count, Ints, Names, Positive, require
 from lockstep.errors import require_no_secrets, unknown
 
-Strategy = Literal["single", "dp", "ddp", "fsdp"]
+Strategy = Literal["single", "ddp", "fsdp"]
 Law = Literal["warn", "strict", "off"]
 Device = Literal["auto", "cpu", "cuda", "xpu"]
-ONE_PROCESS = ("single", "dp")  # whatever --nproc says
 LOG_MIRRORS = ("csv", "tensorboard", "wandb", "mlflow", "trackio")
 _CORES_EACH, _MAX_AUTO = 2, 8  # more processes than that lose to start-up and all-reduce on one machine's cores
 _INTERVAL = r"\s*(\d{1,15}(?:\.\d+)?)\s*(step|epoch|min)(?:s|utes?)?\s*"
@@ -41,9 +40,7 @@ class Execution:
     nproc: Annotated[int | Literal["auto"], Arg(least=1, most=1024)] = "auto"
     """Processes on this machine. auto: one per GPU, else one for two cores, at most 8."""
     strategy: Strategy = "ddp"
-    """single: one process; dp: one, DataParallel on several GPUs; ddp: a whole model on each; fsdp: a part of it."""
-    model_parallel: Positive = 1
-    """Cut the model into this many stages, each on a device of its own; each process then drives as many devices."""
+    """single: one process; ddp: a whole model on each; fsdp: a part of it."""
     device: Device = "auto"
     """Kind of device; auto takes the accelerator where there is one."""
     backend: Literal["auto", "nccl", "gloo"] = "auto"
@@ -177,7 +174,7 @@ class Recovery:
 
 # not what writes, and not the size of a chunk: other shapes would round otherwise than the run did
 NOT_EVALUATIONS = (
-    *("out", "cache", "log", "log_every", "eval_every", "eval_batch_size", "model_parallel", "duplicates"),
+    *("out", "cache", "log", "log_every", "eval_every", "eval_batch_size", "duplicates"),
     *("law", "verbose"),
 )
 

@@ -3,12 +3,11 @@
 import ctypes
 import os
 import resource
-from collections.abc import Iterable
 
 import torch
 
 from lockstep.config import Execution
-from lockstep.config.execution import ONE_PROCESS, processes_on
+from lockstep.config.execution import processes_on
 from lockstep.distributed.proc import cores
 from lockstep.errors import UserError
 
@@ -58,40 +57,33 @@ def devices(execution: Execution) -> list[torch.device]:
 def process_count(execution: Execution) -> int:
     """Processes to start on this machine: --nproc, or one per GPU, or as many as `processes_on` says."""
     available = devices(execution)
-    if execution.strategy in ONE_PROCESS:
+    if execution.strategy == "single":
         return 1
     if execution.nproc == "auto":
         on_cpu = available[0].type == "cpu"
-        return processes_on(cores()) if on_cpu else max(1, len(available) // execution.model_parallel)
+        return processes_on(cores()) if on_cpu else len(available)
     _require_enough(available, execution.nproc, execution)
     return execution.nproc
 
 
 def _require_enough(available: list[torch.device], processes: int, execution: Execution) -> None:
-    """NCCL wants a device for each process and stage. Raises UserError where there are fewer."""
-    wanted = processes * execution.model_parallel
-    if available[0].type != "cpu" and wanted > len(available) and execution.backend != "gloo":
+    """NCCL wants a device for each process. Raises UserError where there are fewer."""
+    if available[0].type != "cpu" and processes > len(available) and execution.backend != "gloo":
         raise UserError(
-            f"--nproc {processes} needs {wanted} GPUs, this machine offers {len(available)}",
-            f"Use --nproc {max(1, len(available) // execution.model_parallel)}, or several on one by --backend gloo.",
+            f"--nproc {processes} needs {processes} GPUs, this machine offers {len(available)}",
+            f"Use --nproc {len(available)}, or several on one by --backend gloo.",
         )
 
 
-def own_devices(execution: Execution, local_rank: int) -> list[torch.device]:
-    """The devices that a rank of this host drives: one for each stage of its model, in their order."""
-    available, stages = devices(execution), execution.model_parallel
-    return [available[(local_rank * stages + stage) % len(available)] for stage in range(stages)]
-
-
 def rank_device(execution: Execution, local_rank: int, local_size: int) -> torch.device:
-    """A rank's first device. Raises UserError for more processes than these GPUs take.
+    """A rank's device. Raises UserError for more processes than these GPUs take.
 
-    A process that sees as many devices as it drives was given its own, as by Slurm's --gpus-per-task.
+    A process that sees a single one was given its own, as by Slurm's --gpus-per-task.
     """
     available = devices(execution)
-    if len(available) != execution.model_parallel:
+    if len(available) > 1:
         _require_enough(available, local_size, execution)
-    return own_devices(execution, local_rank)[0]
+    return available[local_rank % len(available)]
 
 
 def has_streams(device: torch.device) -> bool:
@@ -119,11 +111,6 @@ def keep_freed() -> bool:
     if mallopt is None or any(os.environ.get(name) for name in _OWN_SETTINGS):
         return False
     return bool(mallopt(_MMAP_MAX, 0) and mallopt(_TRIM_THRESHOLD, -1))
-
-
-def peaks_gib(devices: Iterable[torch.device]) -> list[float]:
-    """`peak_gib` of each of the devices that this process drives, in their order."""
-    return [round(peak_gib(device), 3) for device in devices]
 
 
 def peak_gib(device: torch.device) -> float:

@@ -182,7 +182,7 @@ class EndRecord(TypedDict):
     weights_sha256: str
     processes: int
     skipped: int  # steps that this process left out because a gradient was not finite, as fp16's scaler does too
-    peak_memory_gib: list[float]  # by rank and its devices; on a CPU what the process held resident
+    peak_memory_gib: list[float]  # by rank; on a CPU what the process held resident
     error: NotRequired[str]
 
 

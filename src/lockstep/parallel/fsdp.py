@@ -40,22 +40,6 @@ def _units(module: nn.Module) -> Iterator[nn.Module]:
             yield from _units(child)
 
 
-def sequence(model: nn.Module) -> list[nn.Module]:
-    """The model in parts that may lie on different devices: units, the layers beside them, no part inside another.
-
-    A module that holds units somewhere inside (a transformer's encoder, say) is taken apart, as the model itself is; a
-    unit is not, since its forward may add what comes in to what goes out.
-    """
-    parts = [part for child in model.children() for part in _parts(child, isinstance(model, _CONTAINERS))]
-    return list(dict.fromkeys(parts)) or [model]
-
-
-def _parts(module: nn.Module, is_element: bool) -> list[nn.Module]:
-    if not isinstance(module, _CONTAINERS) and (is_element or not units(module)):
-        return [module]
-    return sequence(module)
-
-
 def _size(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
 

@@ -57,6 +57,16 @@ def all_finite(tensors: Sequence[Tensor], device: torch.device) -> bool:
     return not flags or bool(torch.stack(flags).all())
 
 
+def is_compiled(module: nn.Module) -> bool:
+    """Whether torch.compile was asked for a module itself, in either way."""
+    return module._compiled_call_impl is not None or isinstance(getattr(module, "_orig_mod", None), nn.Module)
+
+
+def driven(model: nn.Module) -> list[torch.device]:
+    """The devices that a module's passes run on in this process, the one with its first parameters first."""
+    return list(dict.fromkeys(parameter.device for parameter in model.parameters()))
+
+
 class Places:
     """Where some modules hold buffers, by module and name, with the tensors that are there now.
 

@@ -18,16 +18,13 @@ from torch.nn.parameter import is_lazy
 from torch.utils.checkpoint import checkpoint
 
 from lockstep.config import CommConfig, Config, Execution, ModelConfig, Strategy
-from lockstep.distributed.devices import devices, own_devices
 from lockstep.distributed.proc import threads_each
 from lockstep.distributed.world import World
 from lockstep.errors import UserError, unknown
 from lockstep.parallel.batchnorm import convert_group_batchnorm, convert_sync_batchnorm, local_batch_norms
-from lockstep.parallel.data_parallel import ReplicaSync, data_parallel
 from lockstep.parallel.ddp import DDPSync, LockstepDDP
 from lockstep.parallel.exact import PREPARED, ExactSync
 from lockstep.parallel.fsdp import ShardedSync, is_sharded, require_shardable, shard, units
-from lockstep.parallel.model_parallel import cut
 from lockstep.parallel.module_state import preserved_state
 from lockstep.parallel.parameter_hooks import hooks_of
 from lockstep.parallel.sync import GradientSync
@@ -68,7 +65,6 @@ def parallelize(
     strategy: str = "ddp",
     batch_norm: str = "auto",
     find_unused_parameters: bool = False,
-    devices: list[torch.device] | None = None,
     compress: str = "none",
     activation_checkpointing: bool = False,
 ) -> nn.Module:
@@ -76,17 +72,16 @@ def parallelize(
 
     Args:
         model: on its device already, or on several ("ddp" alone).
-        strategy: "ddp", "fsdp" (`model` itself, its parameters sharded in place: build the optimizer afterwards), "dp"
-            (nn.DataParallel over `devices`) or "single".
+        strategy: "ddp", "fsdp" (`model` itself, its parameters sharded in place: build the optimizer afterwards) or
+            "single".
         batch_norm: what statistics are taken over: "global", the micro-batch on all ranks ("auto": that, on several
             ranks), "local", a rank's own part of it, or "groups:SAMPLES". It changes batch norm layers in place.
         find_unused_parameters: as in DistributedDataParallel.
-        devices: the GPUs of "dp", the model's own first (default: all).
         compress: what DDP sends of a gradient: "none", "fp16" or "bf16".
         activation_checkpointing: blocks compute their insides again in the backward pass.
 
     Raises:
-        UserError: for what the command line refuses too, as an unknown strategy or "dp" with global statistics.
+        UserError: for what the command line refuses too, as an unknown strategy.
     """
     if strategy not in (known := typing.get_args(Strategy)):
         raise unknown("strategy", str(strategy), known)
@@ -100,7 +95,7 @@ def parallelize(
         comm=CommConfig(typing.cast(Any, compress)),
     )
     before = len(local_batch_norms(model))
-    wrapped = spread(model, world, config, gpus=devices)[0]
+    wrapped = spread(model, world, config)[0]
     PREPARED.add(unwrap(wrapped))
     changed = before - len(local_batch_norms(unwrap(wrapped)))
     if changed:
@@ -116,19 +111,17 @@ def spread(
     model: nn.Module,
     world: World,
     config: Config,
-    image: tuple[int, int, int] | None = None,
+    from_host: bool = False,
     *,
     twins: Iterable[nn.Module] = (),
-    gpus: list[torch.device] | None = None,
 ) -> tuple[nn.Module, GradientSync]:
     """Bring a model to where a config trains it, in place: the module to call, and how gradients come together.
 
     The optimizer is built over the model's parameters afterwards, which FSDP replaces; TrainStep hands it to the sync.
 
     Args:
-        image: [C, H, W] of what a model sees that was built on the host; without it the model stays on its devices.
+        from_host: whether the model was built on the host; else it stays on its devices.
         twins: copies of the model, as its moving average, which go where it goes and are not trained.
-        gpus: of "dp", where they are not the config's.
     """
     require_trainable(model)
     execution = config.execution
@@ -145,14 +138,12 @@ def spread(
             checkpoint_activations(each)
         if execution.strategy == "fsdp" and world.size > 1:
             shard(each, world)  # from the host, unit by unit: no device ever holds all of it
-        elif image is not None:
-            _place(each, world, config, image)
+        elif from_host:
+            each.to(world.device)
     if config.exact:
         threads = threads_each(execution.threads, world.local_size)
         return model, ExactSync(model, world, config.exact, threads)
-    if execution.strategy == "dp":
-        model = data_parallel(model, world, gpus or devices(execution))
-    elif execution.strategy == "ddp" and world.size > 1:
+    if execution.strategy == "ddp" and world.size > 1:
         model = LockstepDDP(model, world, config.model.find_unused_parameters, config.comm.compress)
     if world.size > 1 and config.statistics(world.size) == "local" and local_batch_norms(unwrap(model)):
         _LOCAL.add(unwrap(model))
@@ -182,16 +173,6 @@ def _convert(model: nn.Module, world: World, config: Config) -> None:
             convert_group_batchnorm(model, config.model.group)
 
 
-def _place(model: nn.Module, world: World, config: Config, image: tuple[int, int, int]) -> None:
-    """Move a model from the host to the rank's device, or in stages to several."""
-    if config.execution.model_parallel == 1:
-        model.to(world.device)
-        return
-    example = torch.zeros(1, *image, dtype=next(model.parameters()).dtype)
-    per_pass = -(-config.batch_size // (world.size * config.accumulate))
-    cut(model, own_devices(config.execution, world.local_rank), example, per_pass)
-
-
 _LOCAL = WeakSet[nn.Module]()  # bare models whose batch norms follow each process's own samples, as was asked for
 
 
@@ -202,8 +183,13 @@ def sync_of(model: nn.Module) -> GradientSync:
         found = ShardedSync(model)
     elif isinstance(model, DistributedDataParallel):
         found = DDPSync(model)
+    elif isinstance(model, nn.DataParallel):
+        raise UserError(
+            "nn.DataParallel gives each GPU its part of a batch, with batch statistics and random numbers of its own",
+            "Pass the module that it holds, and start a process for each GPU: ls.launch, or torchrun.",
+        )
     else:
-        found = ReplicaSync() if isinstance(model, nn.DataParallel) else GradientSync()
+        found = GradientSync()
     found.comparable = found.comparable and unwrap(model) not in _LOCAL
     return found
 

@@ -354,7 +354,7 @@ def assemble(config: Config, world: World, dtype: torch.dtype | None = None) -> 
     _share_state(model, world, moving)
     frozen = freeze(model, config.model)
     ema = Average(model, optim.ema, optim.ema_warmup) if optim.ema else None
-    module, sync = spread(model, world, config, seen(config, train_set), twins=[ema.module] if ema else ())
+    module, sync = spread(model, world, config, from_host=True, twins=[ema.module] if ema else ())
     if config.model.compile:
         model.compile(mode=config.model.compile_mode)
     seed_everything(stream(config.seed, "optimizer"))

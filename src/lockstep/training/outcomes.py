@@ -24,11 +24,10 @@ from lockstep.data.loaders import Batch
 from lockstep.data.order import Shard
 from lockstep.distributed.world import World, pretended_process, pretended_rank, shard_of
 from lockstep.parallel.batchnorm import GroupBatchNorm, StepBatchNorm, SyncBatchNorm, batch_norms, without_ranks
-from lockstep.parallel.data_parallel import driven, is_compiled
 from lockstep.parallel.determinism import NoCollectives
 from lockstep.parallel.fsdp import is_sharded, local
 from lockstep.parallel.hidden_state import LENGTH, HiddenState, differing, is_of_the_process, same
-from lockstep.parallel.module_state import as_real, replaced, unequal
+from lockstep.parallel.module_state import as_real, driven, is_compiled, replaced, unequal
 from lockstep.parallel.parameter_hooks import ParameterHooks
 from lockstep.parallel.sync import GradientSync
 

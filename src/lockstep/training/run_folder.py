@@ -37,7 +37,6 @@ def check(config: Config) -> None:
     from lockstep.distributed.devices import devices
     from lockstep.distributed.proc import threads_each
     from lockstep.monitoring import loggers
-    from lockstep.parallel.data_parallel import require_gpus
     from lockstep.training import optimizers
     from lockstep.training.precision import configure
 
@@ -65,8 +64,6 @@ def check(config: Config) -> None:
         Transforms(config.data.augment, config.seed, (3, 224, 224), (0.5, 0.5, 0.5))
     loggers.check(config.execution.log)
     threads_each(config.execution.threads)
-    if config.execution.strategy == "dp":
-        require_gpus(available)
     if available[0].type == "cpu":  # asking a GPU would start its driver here, in the launcher, beside the workers
         configure(config.precision, available[0])
 

@@ -107,7 +107,7 @@ class SelfCheck(StepPasses):
         # of each kind the first finding, and whether it is the first of all, which alone is worth a line
         self.report: Callable[[Finding, bool], object] = self._warn
         self._most = _MOST
-        self._comparable = step.sync.comparable and step.draws is not None
+        self._looks = law != "off" and step.sync.comparable
         self._takers: dict[tuple[int, int], tuple[int, int]] = {}  # as which rank of how many a part passes
         self.again = self._second = self._thorough = self._uneven = False
         self._seen, self._reported = set[tuple[str, str]](), _reported.setdefault(self.bare, set())
@@ -116,13 +116,13 @@ class SelfCheck(StepPasses):
         # generators after the step before, the loop's among them; and each pass of the step under way
         self._loops, self._before = dict[str, Any](), list[HiddenState]()
         self._between: HiddenState | None = None
-        if law != "off" and self._comparable:
+        if self._looks:
             comparing.add(self)
 
     def due(self) -> bool:
         """Whether a step is compared that is to be, by itself (`is_checked`) or because the one before left a doubt."""
         self._second, self.again = self.again, False
-        return self.law != "off" and self._comparable
+        return self._looks
 
     def _warn(self, finding: Finding, first: bool) -> None:
         if first and self.rank == 0:
@@ -134,7 +134,7 @@ class SelfCheck(StepPasses):
 
     def note_generators(self, frame: FrameType | None) -> None:
         """Before a step that is compared: is anything drawn until then? `frame`: of the loop, where it is a user's."""
-        if self.law != "off" and self._comparable:
+        if self._looks:
             self._loops = generators_around(frame)
             self._between = HiddenState(self._loops, self.devices)
 

@@ -20,7 +20,7 @@ from lockstep.config import Config
 from lockstep.config.objects import exit_error, is_of_a_signal
 from lockstep.data.contents import duplicates
 from lockstep.distributed import signals
-from lockstep.distributed.devices import peaks_gib
+from lockstep.distributed.devices import peak_gib
 from lockstep.distributed.files import remove_half_written, write_json, writing
 from lockstep.distributed.output import take_broken
 from lockstep.distributed.resize import REQUEST, Resize, answer, read_request
@@ -40,7 +40,6 @@ from lockstep.monitoring.journal import (
 )
 from lockstep.monitoring.loggers import open_loggers
 from lockstep.monitoring.progress import ProgressBar
-from lockstep.parallel.data_parallel import driven
 from lockstep.parallel.determinism import rounding
 from lockstep.parallel.fsdp import is_sharded, local
 from lockstep.parallel.module_state import all_finite
@@ -148,7 +147,7 @@ class Session:
     writer: Writer | None  # on rank 0
     mirror: Mirror | None = None  # likewise, of a run in a store
     rollbacks: int = 0
-    peak_memory_gib: list[float] = field(default_factory=list)  # by rank and its devices, once it has settled
+    peak_memory_gib: list[float] = field(default_factory=list)  # by rank, once it has settled
     digest: str = ""  # of the weights: of sharded ones then, of others at the end
     stop: int = 0  # the signal by which the ranks agreed to stop, or OUT_OF_TIME
     said_lost: bool = False  # what no checkpoint holds
@@ -324,8 +323,7 @@ class Session:
             self.note_written()
             if is_sharded(self.run.model):  # now, and not after an error, when the others may be gone
                 self.digest = weights.digest(self.run.model)
-            peaks = self.world.gather(peaks_gib(driven(self.run.step.model)))
-            self.peak_memory_gib = [peak for each in peaks for peak in each]
+            self.peak_memory_gib = self.world.gather(round(peak_gib(self.world.device), 3))
 
     def roll_back(self, bad: NonFinite) -> None:
         """Go back to the newest checkpoint, with the batch of the bad step left out from now on."""

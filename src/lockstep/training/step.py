@@ -24,10 +24,9 @@ from lockstep.data.order import Shard
 from lockstep.distributed.failures import at_a_limit, is_peer_loss, last_line
 from lockstep.errors import UserError, reason
 from lockstep.parallel.batchnorm import announced, end_step, step_batch_norms
-from lockstep.parallel.data_parallel import driven, is_compiled, replica_devices
 from lockstep.parallel.fsdp import LOW, is_sharded, local, whole
 from lockstep.parallel.hidden_state import HiddenState, put_back
-from lockstep.parallel.module_state import Kept
+from lockstep.parallel.module_state import Kept, driven, is_compiled
 from lockstep.parallel.parameter_hooks import hooks_of
 from lockstep.parallel.strategy import require_trainable, sync_of, unwrap
 from lockstep.parallel.sync import GradientSync
@@ -295,8 +294,7 @@ class TrainStep:
         self._reseed, self.host_generators = seeding(driven(model)), HostGenerators(seed)
         compiled = any(map(is_compiled, model.modules()))
         self._replays = compiled and device.type != "cpu"  # perhaps: CUDA graphs are one of torch.compile's modes
-        # DataParallel's copies run in threads of its own
-        self.draws = None if replica_devices(model) else Draws(seed, compiled)
+        self.draws = Draws(seed, compiled)
         self._piece_dtype = torch.float64 if torch.float64 in {p.dtype for p in self.parameters} else torch.float32
         self._norms = step_batch_norms(model)
         self._stand_ins = StandIns()
@@ -481,16 +479,13 @@ class TrainStep:
             shard = batch.shards[i]
             some, theirs = self._stand_ins.filled(images[i], labels[i], shard.size)
             try:
-                if self.draws is None:
+                ids = batch.all_ids[shard.rows] if shard.size else np.zeros(len(some), np.int64)
+                bare = self.bare if model is self.model else unwrap(model)
+                with keyed(self.draws, bare, batch.step, ids, some):
+                    if self._sharded and self.draws.plan is None:  # no pass goes through it in the midst of a pass
+                        with self.autocast():
+                            require_planned(self.draws, model, some)
                     found = self._pass(model, some, theirs, shard, batch.count)
-                else:
-                    ids = batch.all_ids[shard.rows] if shard.size else np.zeros(len(some), np.int64)
-                    bare = self.bare if model is self.model else unwrap(model)
-                    with keyed(self.draws, bare, batch.step, ids, some):
-                        if self._sharded and self.draws.plan is None:  # no pass goes through it in the midst of a pass
-                            with self.autocast():
-                                require_planned(self.draws, model, some)
-                        found = self._pass(model, some, theirs, shard, batch.count)
             except Exception as error:
                 refusal = refusal_of(error, shard, alone=self.model is self.bare)
                 if refusal is None and not self.apart:

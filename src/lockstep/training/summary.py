@@ -9,13 +9,12 @@ import torch
 import torchvision
 
 from lockstep.config import Config
-from lockstep.distributed.devices import device_name, own_devices
+from lockstep.distributed.devices import device_name
 from lockstep.distributed.rendezvous import listening
 from lockstep.distributed.world import World
 from lockstep.monitoring.hang import name_ranks
 from lockstep.monitoring.journal import RunRecord
 from lockstep.parallel.batchnorm import batch_norms, local_batch_norms
-from lockstep.parallel.data_parallel import replica_devices
 from lockstep.training.assemble import Run
 
 
@@ -50,13 +49,8 @@ def versions() -> dict[str, str]:
 def _strategy(config: Config, world: World) -> Iterator[str]:
     """Where parts of the model are, if not all of it is everywhere, and what of the law a strategy gives up."""
     execution, compress = config.execution, config.comm.compress
-    if execution.model_parallel > 1:
-        on = ", ".join(map(str, own_devices(execution, world.local_rank)))
-        yield f"the model is cut into {execution.model_parallel} stages on {on}; while one computes the others wait"
     if execution.strategy == "fsdp" and world.size > 1:
         yield f"each process holds 1/{world.size} of weights, gradients and optimizer state"
-    if execution.strategy == "dp":
-        yield "note: each GPU's copy draws dropout for itself, so masks depend on the number of GPUs; ddp's don't"
     if world.size > 1 and compress != "none":
         yield f"note: gradients are sent as {compress}: results differ by that rounding, also with --nproc"
 
@@ -65,13 +59,11 @@ def summary(config: Config, world: World, run: Run) -> list[str]:
     """Lines about what is going to happen, and what of it depends on the number of processes."""
     optim, order = config.optim, run.train.order
     per_rank = -(-config.batch_size // world.size)
-    copies = len(replica_devices(run.step.model))
-    where = f"{copies} x {world.device.type}" if copies else world.device.type
     lines = [
         f"{config.recipe}: {config.model.model} on {run.train.images.name}, "
         f"{order.samples_per_epoch:,} images an epoch, "
-        f"batch {config.batch_size} = {world.size} process{'es' * (world.size > 1)} x {per_rank} on {where}, "
-        f"{config.precision}"
+        f"batch {config.batch_size} = {world.size} process{'es' * (world.size > 1)} x {per_rank} "
+        f"on {world.device.type}, {config.precision}"
     ]
     reachable = listening(world.size, world.local_size, os.environ)
     # who else may reach it is for every user to know
@@ -89,7 +81,7 @@ def summary(config: Config, world: World, run: Run) -> list[str]:
             f"learning rate {optim.lr:g} scaled {optim.scale_lr} by batch {config.batch_size} / "
             f"{optim.base_batch_size} = {config.lr:g}"
         )
-    return lines + _unequal(world.gather(device_name(world.device))) + _statistics(config, world, run, copies)
+    return lines + _unequal(world.gather(device_name(world.device))) + _statistics(config, world, run)
 
 
 def _unequal(names: list[str]) -> list[str]:
@@ -101,19 +93,14 @@ def _unequal(names: list[str]) -> list[str]:
     return [f"note: unequal devices, of which the slowest sets the pace and each rounds in its own way: {which}"]
 
 
-def _statistics(config: Config, world: World, run: Run, copies: int) -> list[str]:
+def _statistics(config: Config, world: World, run: Run) -> list[str]:
     """What batch norm takes its statistics over, where that is not to be taken for granted."""
     group = config.model.group
     if group and batch_norms(run.model):
         return [f"batch norm takes its statistics over groups of {group} images, on any number of processes"]
     local = local_batch_norms(run.model)
-    if config.exact or (copies or world.size) == 1 or not local:
+    if config.exact or world.size == 1 or not local:
         return []
-    if copies:
-        return [
-            "note: batch norm takes its statistics over each GPU's own part of a batch, so results depend on their "
-            "number; --strategy ddp takes them over the whole batch"
-        ]
     if config.statistics(world.size) == "global":
         kinds = ", ".join(sorted({type(layer).__name__ for layer in local}))
         return [

@@ -14,9 +14,9 @@ from torch.optim import optimizer as torchs
 from torch.utils._pytree import tree_leaves
 
 from lockstep.monitoring import desync
-from lockstep.parallel.data_parallel import driven
 from lockstep.parallel.fsdp import is_part
 from lockstep.parallel.hidden_state import digest, put_back
+from lockstep.parallel.module_state import driven
 from lockstep.training.outcomes import Step, StepPasses
 
 _NUMBERS = ("state", "param_groups", "defaults")  # of an optimizer: no other one is in there
