@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import os
 import threading
 from typing import Any
 
@@ -22,6 +23,7 @@ from lockstep.parallel.exact import ExactSync
 from lockstep.parallel.strategy import parallelize
 from lockstep.training.outcomes import HELD
 from lockstep.training.step import TrainStep
+from lockstep.training.step_passes import note_evaluation
 from tests.parallel.odd_nets import CLASSES, NETS, PIXELS, mlp
 from tests.ranks import alone, run_ranks
 
@@ -403,3 +405,29 @@ def test_what_changes_a_slice_s_bits_is_said(make: Any, said: list[str]) -> None
 def test_a_generator_that_slices_share_is_said_even_where_no_bit_has_changed() -> None:
     assert said_of(Rarely(PIXELS, CLASSES), SINGLE)[0] == [HELD]
     assert said_of(Rarely(PIXELS, CLASSES, reseeds=True), SINGLE)[0] == []
+
+
+class Visited(nn.Linear):
+    """Counts its evaluations, and may follow them; it looks up its process's id."""
+
+    visits = 0
+
+    def __init__(self, follows: bool) -> None:
+        super().__init__(PIXELS, CLASSES)
+        self.follows = follows
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.visits += not self.training
+        return super().forward(x.flatten(1)) / (1 + self.visits * self.follows) + min(0, os.getpid())
+
+
+@pytest.mark.parametrize("follows", [False, True])
+def test_a_slice_that_follows_what_was_evaluated_is_said(follows: bool) -> None:
+    (step, _), found = stepping(net := Visited(follows)), list[str]()
+    step.check.report = lambda finding, _: found.append(f"{finding.place}: {finding.cause}")
+    for batch in batches(SINGLE):
+        step(batch)
+        with note_evaluation(net, SINGLE):
+            net.eval()(batch.images)
+        net.train()
+    assert found == ["visits: a slice follows what one process evaluated"] * follows

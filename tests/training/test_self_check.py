@@ -34,9 +34,11 @@ from lockstep.errors import UserError
 from lockstep.parallel.hidden_state import HiddenState
 from lockstep.parallel.strategy import parallelize
 from lockstep.training.assemble import loaders
+from lockstep.training.batch_rows import cut
 from lockstep.training.evaluation import evaluate
-from lockstep.training.outcomes import UNREPEATED, Finding, Outcome, cut, norms_of, note_evaluation
+from lockstep.training.outcomes import UNREPEATED, Finding, Outcome, norms_of
 from lockstep.training.step import TrainStep
+from lockstep.training.step_passes import note_evaluation
 from tests.hostile.runs import neutral
 from tests.ranks import run_ranks
 from tests.training.test_equal_steps import CLASSES, FEATURES, HIDDEN, MODELS, Contrast, Net, batch_of, contrastive

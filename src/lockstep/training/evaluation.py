@@ -27,8 +27,8 @@ from lockstep.parallel.module_state import Kept, aligned, eval_mode, preserved_b
 from lockstep.parallel.strategy import unwrap
 from lockstep.randomness import stream
 from lockstep.rng.generators import seed_host, seeding
-from lockstep.training.outcomes import note_evaluation
 from lockstep.training.precision import autocast
+from lockstep.training.step_passes import note_evaluation
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,9 @@ order, and the cause that the same samples show on rank 0.
 """
 
 import math
-import os
 import warnings
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import asdict, replace
 from functools import cache
 from types import FrameType
@@ -21,13 +20,11 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from lockstep.config.execution import Law
 from lockstep.data.loaders import Batch, last_again
-from lockstep.data.order import Shard
-from lockstep.distributed.world import World, pretended_process, pretended_rank
+from lockstep.distributed.world import pretended_process
 from lockstep.errors import UserError
 from lockstep.parallel.batchnorm import batch_norms
 from lockstep.parallel.buffers import put_together
@@ -36,37 +33,17 @@ from lockstep.parallel.given_statistics import GivenStatistics
 from lockstep.parallel.hidden_state import (
     LENGTH,
     HiddenState,
-    differing,
     digest,
     generators_around,
     is_of_the_process,
     same,
 )
 from lockstep.parallel.module_state import as_real, replaced
-from lockstep.training.find_cause import AGAIN, ELSEWHERE, find_cause
-from lockstep.training.outcomes import (
-    HELD,
-    KINDS,
-    NOISE,
-    TRIES,
-    UNREPEATED,
-    Finding,
-    Outcome,
-    Rows,
-    Step,
-    StepPasses,
-    all_rows,
-    comparing,
-    cut,
-    exchange,
-    following,
-    moved,
-    moved_apart,
-    norms_of,
-    uncollected,
-    wholes,
-    with_slopes,
-)
+from lockstep.training.batch_rows import Rows, all_rows, cut, exchange, micro_batches, moved_boundaries
+from lockstep.training.exact_check import compare_slices
+from lockstep.training.find_cause import ELSEWHERE, find_cause
+from lockstep.training.outcomes import KINDS, Finding, Outcome, following, moved_apart, norms_of, with_slopes
+from lockstep.training.step_passes import NOISE, TRIES, Step, StepPasses, comparing, uncollected
 from lockstep.training.update_check import held, trials
 
 States = list[tuple[int, HiddenState]]  # the samples of each part, and what it left
@@ -101,9 +78,6 @@ class SelfCheck(StepPasses):
     def __init__(self, step: Step, law: Law) -> None:
         super().__init__(step)
         self.law = law
-        self.rank, self.ranks = dist.get_rank() if step.sync.ranks > 1 else 0, step.sync.ranks
-        self.world = World(self.rank, self.ranks, self.rank, self.ranks, torch.device("cpu"), "")
-        self._gather = self.world.gather
         # of each kind the first finding, and whether it is the first of all, which alone is worth a line
         self.report: Callable[[Finding, bool], object] = self._warn
         self._most = _MOST
@@ -142,9 +116,9 @@ class SelfCheck(StepPasses):
         """Where an image is another one than alone or elsewhere, or the loop changes images by random numbers."""
         changed: list[str] = []
         if self._between is not None and batch.changed:
-            now, before = self._start.values | self._moved, self._between.values
+            now, before = self.start.values | self._moved, self._between.values
             changed = [name for name, value in before.items() if not same(value, now.get(name))]
-        seen = self._gather([*last_again(batch), *changed[:1]])
+        seen = self.gather([*last_again(batch), *changed[:1]])
         if found := [Finding(batch.step, "batch", place, math.inf, cause) for place, cause, *_ in seen if cause]:
             return found[:1]
         cause = "the batch is not as the loader gave it, and was changed by random numbers of"
@@ -155,8 +129,8 @@ class SelfCheck(StepPasses):
         """The passes of a step that is compared."""
         step = self.step
         self.versions = self.versions_now() if step.passes_write is False else {}
-        self._start, self._moved = self.state(), HiddenState(self._loops).values
-        self._before, self._slopes = [self._start], dict[tuple[int, int], Tensor]()
+        self.start, self._moved = self.state(), HiddenState(self._loops).values
+        self._before, self._slopes = [self.start], dict[tuple[int, int], Tensor]()
         self._notes = None if step.sync.exact or is_sharded(step.model) else GivenStatistics(self.bare)
 
         def before_pass(i: int) -> None:
@@ -190,7 +164,7 @@ class SelfCheck(StepPasses):
         self.checked += 1
         kept = {**vars(step.sync)}, {**vars(step.host_generators)}, step.draws
         try:
-            moved = self._everyones(self.moved_in_evaluation(batch, self._start))
+            moved = self._everyones(self.moved_in_evaluation(batch, self.start))
             findings = [*self._drawn(batch), *(moved[:1] or self._findings(batch, actual))]
             findings = [self._explained(each, batch) for each in findings if each.what not in self._reported]
             findings = [each for each in findings if self._is_news(each)]
@@ -212,7 +186,7 @@ class SelfCheck(StepPasses):
         """
         tried = trials(self, update) if own_code and not is_sharded(self.step.model) else []
         update()
-        found = self._gather([*tried, held(self.step)] if self.ranks > 1 else tried)
+        found = self.gather([*tried, held(self.step)] if self.ranks > 1 else tried)
         tried = [each for of_rank in found for each in of_rank[: len(tried)]]
         ends = [each for of_rank in found for each in of_rank[-1:]]
         apart = [name for each in (tried, ends) for other in each for name in other if other[name] != each[0].get(name)]
@@ -229,7 +203,7 @@ class SelfCheck(StepPasses):
             self.report(finding, first)
 
     def _everyones(self, found: list[Finding]) -> list[Finding]:
-        return [Finding(**each) for of_rank in self._gather([asdict(each) for each in found]) for each in of_rank]
+        return [Finding(**each) for of_rank in self.gather([asdict(each) for each in found]) for each in of_rank]
 
     def _findings(self, batch: Batch, actual: Outcome) -> list[Finding]:
         """At most one of each kind, the strongest first; the same on all ranks."""
@@ -237,7 +211,7 @@ class SelfCheck(StepPasses):
         if not bool(torch.isfinite(actual.loss).all()) or not finite.all():
             return self._not_finite(batch, finite.tolist())
         if self.step.sync.exact:
-            return self._exact(batch, actual)
+            return compare_slices(self, batch, actual)
         if is_sharded(self.step.model):
             return self._sharded(batch, actual)
         return self._shared_out(batch, actual)
@@ -247,15 +221,15 @@ class SelfCheck(StepPasses):
         names, step = list[str](), self.step
         overflows = step.autocast_dtype == torch.float16  # all the time
         if 1 < self.ranks <= self._most and not (overflows or step.sync.exact or is_sharded(step.model)):
-            ranges = self._ranges(batch)
-            shares = self._exchanged(batch, ranges, [wholes(ranges), *[[]] * (self.ranks - 1)])
-            self._start.restore()
+            ranges = self.ranges(batch)
+            shares = self._exchanged(batch, ranges, [micro_batches(ranges), *[[]] * (self.ranks - 1)])
+            self.start.restore()
             with suppress(Exception), self.by_itself():  # one after the other, each from what the last has left
                 losses = [self.loss(step.take_passes(one), one.shards, everywhere=False) for _, one in shares]
                 if all(bool((v.abs() < _SMALL).all()) for v in (*losses, norms_of(step.take_gradients()))):
                     names = [name for name, each in zip(step.named, finite, strict=True) if not each] or [""]
             step.take_gradients()
-        names = self._gather(names[:1])[0]
+        names = self.gather(names[:1])[0]
         return [Finding(batch.step, "gradient" if name else "loss", name, math.inf) for name in names]
 
     def _is_news(self, finding: Finding) -> bool:
@@ -272,14 +246,14 @@ class SelfCheck(StepPasses):
         """The finding with its cause, as far as experiments on rank 0 tell. All ranks call it together."""
         if finding.cause or finding.what not in ("gradient", "loss") or is_sharded(self.step.model):
             return finding
-        ranges, place, cause = self._ranges(batch), "", ""
+        ranges, place, cause = self.ranges(batch), "", ""
         most = max(shards[0][1] - shards[0][0] for shards in ranges) * self._most
-        some = [(i, start, min(stop, start + most)) for i, start, stop in wholes(ranges)]
+        some = [(i, start, min(stop, start + most)) for i, start, stop in micro_batches(ranges)]
         for i, one in self._exchanged(batch, ranges, [some, *[[]] * (self.ranks - 1)]):
             if not cause and not self.step.whole_batch and one.shards[0].size > 1:
                 with suppress(torch.OutOfMemoryError):  # it keeps what every module gives
                     place, cause = find_cause(self, one, self._before[i])
-        place, cause = self._gather([place, cause])[0]
+        place, cause = self.gather([place, cause])[0]
         cause = cause or self._of_ranks(batch, ranges)
         if place and (module := dict(self.bare.named_modules()).get(place)) is not None:
             place += " (batch norm)" if module in batch_norms(self.bare) else f" ({type(module).__name__})"
@@ -290,11 +264,11 @@ class SelfCheck(StepPasses):
         All ranks call it together. One process takes them as one of two ranks, and as the other."""
         ((_, one),) = self._exchanged(batch, ranges, [[(0, *ranges[0][0])]] * self.ranks)
         mine = {name: str(value) for name, value in held(self.step).items()}
-        values = self._start.values.items()
+        values = self.start.values.items()
         mine |= {name: digest(value) for name, value in values if not is_of_the_process(name)}
 
         def norms(rank: int, ranks: int, number: int, other_threads: bool) -> list[float]:
-            self._start.restore()
+            self.start.restore()
             with self.by_itself(rank, ranks, other_threads), pretended_process(1000 + number):
                 self.step.take_passes(one)
             return norms_of(self.step.take_gradients()).tolist()
@@ -304,23 +278,23 @@ class SelfCheck(StepPasses):
             return bool(((a - b).abs() <= self.limit * a.norm()).all())
 
         owns = [self.rank] if self.ranks > 1 else [0, 1]
-        first, *others = (e for own in owns for e in self._gather(norms(own, max(2, self.ranks), own, own % 2 == 1)))
+        first, *others = (e for own in owns for e in self.gather(norms(own, max(2, self.ranks), own, own % 2 == 1)))
         if all(near(first, each) for each in others):
             return ""
-        everyone = self._gather(mine)
+        everyone = self.gather(mine)
         if names := [name for name in mine if any(other.get(name) != mine[name] for other in everyone)]:
             return f"the processes hold different values of {names[0].removeprefix(LENGTH)}"
         alone = norms(0, 2, 0, False)
         tried = {"rank": (1, 2, 0, False), "process id": (0, 2, 1, False), "number of threads": (0, 2, 0, True)}
         what = next((what for what, other in tried.items() if not near(alone, norms(*other))), "")
         cause = f"something else with another {what}" if what else ELSEWHERE
-        return f"the same samples give {self._gather(cause)[0]}"
+        return f"the same samples give {self.gather(cause)[0]}"
 
     def _shared_out(self, batch: Batch, actual: Outcome) -> list[Finding]:
         """Parts of the micro-batches pass by themselves, each from the state in which its micro-batch found the model:
         the same parts on any number of ranks that is not large, so that all find the same."""
-        ranges = self._ranges(batch)
-        whole = wholes(ranges)
+        ranges = self.ranges(batch)
+        whole = micro_batches(ranges)
         self._first = [start for _, start, _ in whole]
         parts: list[list[Rows]] = [[] for _ in range(self.ranks)]
         self._takers, self._thorough = {}, self._second or self.checked in _THOROUGH
@@ -353,7 +327,7 @@ class SelfCheck(StepPasses):
             error = [refusal.message, refusal.remedy]
         except Exception as failure:
             error = [f"{type(failure).__name__}: {(str(failure).splitlines() or [''])[0]}"]
-        errors = [each for each in self._gather(error) if each[0]]
+        errors = [each for each in self.gather(error) if each[0]]
         if error := min(errors, key=_UNEVEN.__eq__, default=[]):  # a run meets what else is said before it waits
             self.step.take_gradients()
             if error[1:]:
@@ -397,11 +371,6 @@ class SelfCheck(StepPasses):
                     break
         return found
 
-    def _ranges(self, batch: Batch) -> list[list[tuple[int, int]]]:
-        """[ranks][shards] (start, stop): each rank's rows of the global batch."""
-        mine = [[shard.rows.start, shard.rows.stop] for shard in batch.shards]
-        return [[(start, stop) for start, stop in each] for each in self._gather(mine)]
-
     def _exchanged(
         self, batch: Batch, have: list[list[tuple[int, int]]], want: list[list[Rows]]
     ) -> list[tuple[int, Batch]]:
@@ -426,7 +395,7 @@ class SelfCheck(StepPasses):
         """Take parts: what comes of them together. `seed`: of a small change of their images."""
         step, sloped = self.step, given and self.step.whole_batch
         by = 0.0 if seed is None else self.moved_by * (-1) ** seed  # means go both ways
-        total = Outcome([None] * len(step.named), torch.zeros(2, dtype=torch.float64), self._start)
+        total = Outcome([None] * len(step.named), torch.zeros(2, dtype=torch.float64), self.start)
         for i, one in shares:
             self._before[i].restore()
             if seed is not None:
@@ -443,7 +412,7 @@ class SelfCheck(StepPasses):
             step.require_gradients()  # a process that has this part alone would have none either
             self._uneven |= given and self._notes is not None and self._notes.others
             loss = total.loss * 0 if sloped else self.loss(found, one.shards, everywhere=False)
-            total += Outcome(step.take_gradients(), loss, self._start)
+            total += Outcome(step.take_gradients(), loss, self.start)
             if states is not None:
                 states[i].append((one.shards[0].size, self.state()))
         step.checks_mean = False
@@ -481,7 +450,7 @@ class SelfCheck(StepPasses):
             found = self._joined(number, after, again(seed)[number], normed)
             return {n: moved_apart(v[0], v[-1], found[n][-1]) for n, v in joined.items() if n in found}
 
-        if any(self._gather(names)) and batch.images.is_floating_point():
+        if any(self.gather(names)) and batch.images.is_floating_point():
             moved, repeated = noise(batch.step), noise(None) if self.repeatable else {}
             names = [name for name in names if repeated.get(name) or sizes[name] > NOISE * moved.get(name, 0.0)]
         cause = "what its samples do to it on several processes comes to something else than on one"
@@ -495,12 +464,12 @@ class SelfCheck(StepPasses):
         names = [name for name in self.buffer_names(normed) if name in before.values]
         others = [after, *(state for _, state in states)]
         mine = [name for name in names if not all(same(before.values[name], state.values[name]) for state in others)]
-        moving = {name for each in self._gather(mine) for name in each}
+        moving = {name for each in self.gather(mine) for name in each}
         for name in (name for name in names if name in moving):
             start, here = (as_real(state.values[name].detach().cpu()) for state in (before, after))
             parts = [(count, as_real(state.values[name].detach().cpu())) for count, state in states]
             alike = all((v.shape, v.dtype) == (start.shape, start.dtype) for v in (here, *(v for _, v in parts)))
-            if not all(self._gather(alike)):
+            if not all(self.gather(alike)):
                 continue
             parts += [(0, start)] * (-(-_MOST // self.ranks) - len(parts))  # as many on each rank
             rows = torch.stack([value.reshape(-1) for _, value in parts])
@@ -515,83 +484,17 @@ class SelfCheck(StepPasses):
 
     def _sharded(self, batch: Batch, actual: Outcome) -> list[Finding]:
         """FSDP: by moved boundaries, all ranks together, as its passes can't be taken alone."""
-        step, ranges = self.step, self._ranges(batch)
-        want = moved(ranges, self.group())
+        step, ranges = self.step, self.ranges(batch)
+        want = moved_boundaries(ranges, self.group())
         images, labels = (exchange(values, ranges, want, self.rank) for values in (batch.images, batch.labels))
         shards = [replace(shard, rows=slice(*want[self.rank][i])) for i, shard in enumerate(batch.shards)]
         new = replace(batch, images=images, labels=labels, shards=tuple(shards))
 
         def again(seed: int | None) -> Outcome:
-            self._start.restore()
+            self.start.restore()
             with step.sync.summed():
                 found = step.take_passes(new if seed is None else replace(new, images=self.shifted(images, seed)))
             return Outcome(step.take_gradients(), self.loss(found, new.shards), actual.state)
 
         other = again(None)
         return self.compared(batch, actual, other, [lambda seed: self.apart(other, again(seed))] * TRIES)
-
-    # Exact mode: slices by themselves, one after the other, on other ranks; the same bits.
-
-    def _exact(self, batch: Batch, actual: Outcome) -> list[Finding]:
-        step, sync = self.step, self.step.sync
-        if self.ranks == 1 and self.checked == 1:
-            self.refuse_collectives(batch)
-        new = self._rotated(batch) if self.ranks > 1 else batch
-        other = self._gather(os.getpid())[(self.rank + 1) % self.ranks] ^ 1  # not of the process that had the slices
-
-        def taken(
-            some: Batch, apart: bool, elsewhere: bool = False, start: Callable[[], object] = self._start.restore
-        ) -> list[Tensor | None]:
-            """`elsewhere`: among another number of processes, as one of two or alone."""
-            start()
-            sync.sequential, sync.overlap = True, False  # `compare` puts them back; nothing is sent before `finish`
-            with ExitStack() as there, replaced(step, before_pass=(lambda _: start()) if apart else None):
-                if elsewhere:
-                    there.enter_context(pretended_rank(*((1, 2) if self.ranks == 1 else (0, 0))))
-                    there.enter_context(pretended_process(other))
-                step.take_passes(some)
-            sync.finish()
-            return step.take_gradients()
-
-        drawing = [name for name in actual.state.generators if not is_of_the_process(name)]
-        if any(self._gather(drawing)):  # by luck slices may draw the same: where do those leave them that begin later?
-            taken(batch, apart=True, start=actual.state.restore)
-            values, ends = self.state().values, actual.state.values
-            held = self._gather([name for name in drawing if not same(values.get(name), ends[name])])
-            if names := [name for each in held for name in each]:
-                return [Finding(batch.step, "generator", names[0], math.inf, HELD)]
-        if (before := self.evaluated) is not None:
-            other = taken(batch, apart=False, start=lambda: [*map(HiddenState.restore, (self._start, before))])
-            names = self.kept_otherwise(self._start, before) if self.other_bits(actual.gradients, other) else []
-            if names := [name for each in self._gather(names[:1]) for name in each]:
-                return [Finding(batch.step, "bits", names[0], 0.0, "a slice follows what one process evaluated")]
-        place = self.other_bits(actual.gradients, first := taken(new, apart=True, elsewhere=True))
-        if not any(self._gather(place)):
-            return []
-        again = [self.other_bits(first, taken(new, apart=True, elsewhere=True)) for _ in range(AGAIN)]
-        if moves := next((name for of_rank in self._gather(again) for name in of_rank if name), ""):
-            return [Finding(batch.step, "bits", moves, 0.0, UNREPEATED)]
-        inside = taken(batch, apart=False)
-        if copies := next(filter(None, self._gather(self.other_bits(actual.gradients, inside))), ""):
-            actual.gradients, actual.state = inside, self.state()
-            if not any(self._gather(self.other_bits(inside, taken(new, apart=True)))):
-                cause = "the copies for threads compute otherwise than the model; from now on there are none"
-                return [Finding(batch.step, "bits", copies, 0.0, cause)]
-        where = next(filter(None, self._gather(place)))
-        if not any(self._gather(self.other_bits(actual.gradients, taken(batch, apart=True)))):
-            return [Finding(batch.step, "bits", where, 0.0, f"the same slice gives {ELSEWHERE}")]
-        cause = "what a slice gives depends on the slices before it"
-        own = {*self.step.named, *(name for name, _ in self.bare.named_buffers())}
-        kept = [name for name in differing(self._start, actual.state) if name not in own]
-        if names := [name for each in self._gather(kept) for name in each if not is_of_the_process(name)]:
-            cause += f", by {names[0].removeprefix(LENGTH)}"
-        return [Finding(batch.step, "bits", where, 0.0, cause)]
-
-    def _rotated(self, batch: Batch) -> Batch:
-        """The next rank's slices."""
-        ranges = self._ranges(batch)
-        tables = self._gather([[shard.micro, shard.key, shard.members] for shard in batch.shards])
-        want, theirs = [*ranges[1:], ranges[0]], tables[(self.rank + 1) % self.ranks]
-        images, labels = (exchange(values, ranges, want, self.rank) for values in (batch.images, batch.labels))
-        shards = [Shard(micro, key, slice(*r), n) for (micro, key, n), r in zip(theirs, want[self.rank], strict=True)]
-        return replace(batch, images=images, labels=labels, shards=tuple(shards))

@@ -17,7 +17,7 @@ from lockstep.monitoring import desync
 from lockstep.parallel.fsdp import is_part
 from lockstep.parallel.hidden_state import digest, put_back
 from lockstep.parallel.module_state import driven
-from lockstep.training.outcomes import Step, StepPasses
+from lockstep.training.step_passes import Step, StepPasses
 
 _NUMBERS = ("state", "param_groups", "defaults")  # of an optimizer: no other one is in there
 

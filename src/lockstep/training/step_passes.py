@@ -1,0 +1,342 @@
+"""A training step's passes, taken by one process alone, put back, and compared.
+
+A parameter's gradients are apart by the norm of their difference, relative to the gradient or, for a small one, to a
+part of all gradients. How much of that is rounding depends on the type in which a model computes.
+"""
+
+import gc
+import math
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from typing import Any, Protocol
+from weakref import WeakSet
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from lockstep.data.loaders import Batch
+from lockstep.data.order import Shard
+from lockstep.distributed.world import World, pretended_process, pretended_rank
+from lockstep.parallel.batchnorm import GroupBatchNorm, StepBatchNorm, SyncBatchNorm, batch_norms, without_ranks
+from lockstep.parallel.fsdp import is_sharded, local
+from lockstep.parallel.hidden_state import LENGTH, HiddenState, differing, is_of_the_process, same
+from lockstep.parallel.module_state import as_real, driven, is_compiled, replaced
+from lockstep.parallel.parameter_hooks import ParameterHooks
+from lockstep.parallel.sync import GradientSync
+from lockstep.training.outcomes import HELD, UNREPEATED, Finding, Outcome, minus, norms_of
+
+# by the type in which a model computes: a relative difference that is never looked at closer, how far inputs are
+# moved to see what rounding does, below which part of all gradients one is measured by these, what is beyond doubt
+_LIMITS = {
+    torch.float64: (1e-8, 2.0**-49, 1e-6, 1e-6),
+    torch.float32: (2e-5, 2.0**-20, 1e-3, sys.float_info.max),
+    torch.float16: (1e-2, 2.0**-10, 1e-2, math.inf),
+    torch.bfloat16: (5e-2, 2.0**-7, 1e-2, math.inf),
+}
+NOISE = 32.0  # times what moved inputs do
+TRIES = 3  # moves of all inputs: a maximum that is taken elsewhere, or not, may go with any of them
+_WILD = 1e-2  # a difference with moved inputs by which one asks whether it is for the moves
+_ASKED = 3  # checks for which the answer holds: it takes a pass
+_FRESH = 10  # checks for which what moves have done is taken for what they would do now
+
+# how far a gradient of each parameter, and the loss, are from themselves with inputs moved by a seed, or not at all
+Moves = Callable[[int | None], tuple[Tensor, float]]
+
+
+class Step(Protocol):
+    """What is used of a TrainStep here."""
+
+    model: nn.Module
+    bare: nn.Module
+    loss: Any
+    optimizer: torch.optim.Optimizer
+    hooks: ParameterHooks
+    sync: GradientSync
+    parameters: list[nn.Parameter]
+    named: dict[str, nn.Parameter]
+    autocast_dtype: torch.dtype | None
+    whole_batch: bool
+    draws: Any
+    host_generators: Any
+    before_pass: Callable[[int], object] | None
+    passes_write: bool | None
+    checks_mean: bool
+    apart: bool
+    compares: bool
+
+    def take_passes(self, batch: Batch) -> list[Tensor]:
+        """Forward and backward of a batch's shards; gradients stay in the parameters."""
+
+    def take_gradients(self) -> list[Tensor | None]:
+        """The parameters' gradients, of which they have none afterwards."""
+
+    def give_gradients(self, gradients: Sequence[Tensor | None]) -> None:
+        """The inverse of `take_gradients`."""
+
+    def require_gradients(self) -> None:
+        """Raise UserError where a parameter has none after a pass."""
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Within, Python looks for no garbage: the states that a check makes would have it walk all that was ever imported,
+    a tenth of a second."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+class StepPasses:
+    """A step's passes, to be taken by this process alone and measured."""
+
+    def __init__(self, step: Step) -> None:
+        self.step, self.bare, self.devices = step, step.bare, driven(step.bare)
+        self.rank, self.ranks = dist.get_rank() if step.sync.ranks > 1 else 0, step.sync.ranks
+        self.world = World(self.rank, self.ranks, self.rank, self.ranks, torch.device("cpu"), "")
+        self.gather = self.world.gather
+        self.start: HiddenState  # before the step that is compared
+        self.dtypes = set[torch.dtype]()
+        self.computes_in({p.dtype.to_real() for p in step.named.values()} | {step.autocast_dtype or torch.float64})
+        self.checked = 0  # steps so far
+        self._noise: tuple[int, Tensor, float] | None = None  # of which check; of each gradient and of the loss
+        self._ask_at = 0  # which check asks next whether a pass comes to the same again
+        self.repeatable = self._asks = all(device.type == "cpu" for device in self.devices)
+        self.compiled = any(map(is_compiled, step.bare.modules()))
+        self.pretends = not any(isinstance(m, nn.SyncBatchNorm) for m in step.bare.modules())  # it would ask the others
+        self.evaluated: HiddenState | None = None  # before an evaluation that moved more than buffers
+        self.evaluations = 0  # which did that
+        self.versions: dict[str, int] = {}  # of the parameters that nothing has written into since
+
+    def computes_in(self, dtypes: set[torch.dtype]) -> None:
+        """Measure by the coarsest of all types that were seen: of parameters, of autocast, of the loss."""
+        self.dtypes |= dtypes
+        kinds = (_LIMITS.get(each, _LIMITS[torch.float32]) for each in self.dtypes)
+        self.limit, self.moved_by, self.least, self.sure = max(kinds)
+
+    def versions_now(self) -> dict[str, int]:
+        """How often each parameter was written into."""
+        return {name: p._version for name, p in self.step.named.items()}
+
+    def state(self) -> HiddenState:
+        """What the model and the loss keep, and the parameters that forward has written into, as they are now."""
+        named, versions = self.step.named, self.versions_now()
+        found = HiddenState({"": self.bare, "the loss": self.step.loss}, self.devices)
+        for name, p in named.items():
+            if versions[name] != self.versions.get(name):
+                found.keep_parameter(name, p)
+        return found
+
+    def group(self) -> int:
+        """Samples that only pass together, as those of a batch norm over groups."""
+        return max((m.group for m in self.bare.modules() if isinstance(m, GroupBatchNorm)), default=1)
+
+    @contextmanager
+    def by_itself(self, rank: int = 0, ranks: int = 1, other_threads: bool = False) -> Iterator[None]:
+        """Within, passes of the step reach no other rank, and find themselves rank `rank` of `ranks`.
+
+        `other_threads`: with another number of them, as processes have that share cores otherwise.
+        """
+        step, threads = self.step, torch.get_num_threads()
+        # other shapes would be compiled again, for minutes
+        eager = torch.compiler.set_stance("force_eager") if self.compiled else nullcontext()
+        pretends = self.pretends and (ranks > 1 or dist.is_initialized())
+        there = pretended_rank(rank, ranks) if pretends else nullcontext()
+        alone = replaced(step, model=step.bare, sync=GradientSync(), apart=True)
+        if other_threads:
+            torch.set_num_threads(threads - 1 or 2)
+        try:
+            with alone, eager, without_ranks(), pretended_process(1000 + rank), there:
+                yield
+        finally:
+            if torch.get_num_threads() != threads:
+                torch.set_num_threads(threads)
+
+    def kept_otherwise(self, here: HiddenState, there: HiddenState) -> list[str]:
+        """What two states hold otherwise, beside buffers and the process's generators."""
+        own = {name for name, _ in self.bare.named_buffers()}
+        norms = tuple(f"{path}." for path, module in self.bare.named_modules() if isinstance(module, StepBatchNorm))
+        names = [name for name in differing(here, there) if name not in own and not is_of_the_process(name)]
+
+        def near(name: str) -> bool:  # weights that forward has normalised once more differ in the last bit
+            if name not in self.step.named or name not in here.values.keys() & there.values.keys():
+                return False
+            a, b = here.values[name], there.values[name]
+            return a.shape == b.shape and torch.allclose(a, b, atol=0, rtol=1e-6)
+
+        return [name for name in names if not (name.startswith(norms) or near(name))]
+
+    def shifted(self, images: Tensor, seed: int) -> Tensor:
+        """Images that are moved in the last places of what the model computes with."""
+        signs = torch.randint(0, 2, images.shape, generator=torch.Generator().manual_seed(seed))
+        if self.dtypes == {torch.float64}:  # then the model makes them such of float32's itself
+            images = images.double()
+        return images * (1 + (signs.to(images) * 2 - 1) * self.moved_by)
+
+    def summed(self, some: Outcome) -> Outcome:
+        """Of all ranks' passes; some's gradients are used up."""
+        if self.ranks == 1:
+            return some
+        whole, pending = [*some.gradients], [dist.all_reduce(some.loss, async_op=True)]
+        for i, p in enumerate(self.step.named.values()):
+            if p.requires_grad:
+                whole[i] = each = torch.zeros_like(p) if (own := whole[i]) is None else own.to_dense()
+                pending.append(dist.all_reduce(each, async_op=True))
+        for work in pending:
+            work.wait()
+        return Outcome(whole, some.loss, some.state)
+
+    def apart(self, a: Outcome, b: Outcome, of: Outcome | None = None) -> tuple[Tensor, float]:
+        """float64 [parameters] on the host: each gradient's relative difference; and the loss's. Of NaN: infinite.
+
+        `of`: a and b are parts of this one, of which each rank has some.
+        """
+        difference = norms_of(minus(x, y) for x, y in zip(a.gradients, b.gradients, strict=True))
+        if of is None:
+            norms, losses = torch.maximum(a.norms, b.norms), [float(v[0] / (v[1] or 1.0)) for v in (a.loss, b.loss)]
+            away, largest = abs(losses[0] - losses[1]), max(map(abs, losses))
+        else:
+            summed = torch.cat([difference**2, (a.loss - b.loss)[:1].abs()])
+            if self.ranks > 1:
+                dist.all_reduce(summed)
+            norms, difference, away, largest = of.norms, summed[:-1].sqrt(), float(summed[-1]), abs(float(of.loss[0]))
+        total = norms.norm()
+        size = difference / norms.clamp(min=self.least * total) if total > 0 else difference * 0
+        loss = away / largest if largest else 0.0
+        return size.nan_to_num(nan=math.inf), math.inf if math.isnan(loss) else loss
+
+    def compared(self, batch: Batch, actual: Outcome, other: Outcome, moves: Sequence[Moves]) -> list[Finding]:
+        """Where gradients, or else the loss, differ by more than rounding: the first gradient in the model's order.
+
+        `moves`, as many as it takes to explain what differs: of the other's passes, the first one of a part of them,
+        perhaps.
+        """
+        size, loss = self.apart(actual, other)
+        if not (float(size.max()) > self.limit or loss > self.limit):
+            return []
+        noise, loss_noise = torch.zeros_like(size), 0.0
+        if self._noise and self.checked - self._noise[0] <= _FRESH:
+            _, noise, loss_noise = self._noise
+
+        def unexplained() -> Tensor:
+            # what turns one unit off may turn off one of any layer: none is quieter than all gradients together
+            overall = float((noise * other.norms).norm() / other.norms.norm().clamp(min=1e-300))
+            return (size > (noise.clamp(min=overall) * NOISE).clamp(min=self.limit)) | size.isinf()
+
+        for number, move in enumerate(moves if batch.images.is_floating_point() else ()):
+            if not unexplained().any() and loss <= max(self.limit, NOISE * loss_noise):
+                break
+            each, of_loss = move(len(moves) * batch.step + number)
+            wild = (largest := float(each.max())) > _WILD
+            # a drift as smooth as a clock's would be explained as well; of rounding, moved inputs do far more
+            asks = not number and self._asks and float(size.max()) > largest / 4
+            if asks or (wild and self.checked >= self._ask_at):
+                same, _ = moves[-1 if wild else number](None)  # a coin may fall alike for a part
+                least = self.limit if wild else max(self.limit, largest / 4)
+                for name, apart in zip(self.step.named, same.tolist(), strict=True):
+                    if least < apart < math.inf:  # what isn't finite isn't itself either
+                        return [Finding(batch.step, "gradient", name, apart, UNREPEATED)]
+                self._asks = False
+                self._ask_at = self.checked + _ASKED * wild
+            kept = (noise, loss_noise) if number else (each, of_loss)
+            noise, loss_noise = torch.maximum(kept[0], each), max(kept[1], of_loss)
+            self._noise = (self.checked, noise, loss_noise) if float(noise.max()) <= _WILD else None
+        for name, value, apart in zip(self.step.named, size.tolist(), unexplained().tolist(), strict=True):
+            if apart:
+                return [Finding(batch.step, "gradient", name, value)]
+        differs = loss > max(self.limit, NOISE * loss_noise) or math.isinf(loss)
+        return [Finding(batch.step, "loss", "", loss)] if differs else []
+
+    def loss(self, found: Sequence[Tensor], shards: Sequence[Shard], everywhere: bool = True) -> Tensor:
+        """float64 [2] of what a step's passes return, over all ranks."""
+        terms = torch.zeros(2, dtype=torch.float64)
+        for value, shard in zip(found, shards, strict=True):
+            value = value.detach().double().cpu()
+            terms += value if value.ndim else torch.stack([value * shard.size, value * 0])
+        if everywhere and self.ranks > 1:
+            dist.all_reduce(terms)
+        return terms
+
+    def buffer_names(self, normed: bool) -> list[str]:
+        """Of the buffers that are compared: of batch norms none that follows a rank's own samples."""
+        names, norms = [], set(batch_norms(self.bare))
+        for path, module in self.bare.named_modules():
+            if module not in norms or (normed and isinstance(module, SyncBatchNorm)):
+                names += [f"{path}.{name}".lstrip(".") for name, b in module._buffers.items() if b is not None]
+        return names
+
+    def other_bits(self, some: list[Tensor | None], others: list[Tensor | None]) -> str:
+        """The first parameter whose gradients differ in a bit."""
+        for name, a, b in zip(self.step.named, some, others, strict=True):
+            if (a is None) != (b is None) or (a is not None and b is not None and not same(local(a), local(b))):
+                return name
+        return ""
+
+    def moved_in_evaluation(self, batch: Batch, now: HiddenState) -> list[Finding]:
+        """Whether a step follows what the evaluation before it has moved, by the samples of one process."""
+        if self.evaluated is None or self.step.sync.exact or is_sharded(self.bare):  # these are not taken alone
+            return []
+        names = self.kept_otherwise(now, self.evaluated)
+        return self.matters(batch, names, now, self.evaluated) if names else []
+
+    def matters(self, batch: Batch, names: list[str], here: HiddenState, there: HiddenState) -> list[Finding]:
+        """Whether the next pass gives something else from one state than from the other, whose buffers are the same."""
+        if held := [name for name in names if name in here.generators]:  # by luck the next draws may come to the same
+            return [Finding(batch.step, "generator", held[0], math.inf, HELD)]
+        follows = "it follows the samples of one process, and nobody puts it together"
+        both = here.values.keys() & there.values.keys() & self.step.named.keys()
+        for name in [name for name in names if name in both][:1]:  # what is written again may come to the same
+            a, b = (as_real(state.values[name]).double() for state in (here, there))
+            return [Finding(batch.step, "state", name, float((a - b).norm() / a.norm().clamp(min=1e-300)), follows)]
+        step = self.step
+        i, shard = max(enumerate(batch.shards), key=lambda each: each[1].size)
+        first = sum(each.size for each in batch.shards[:i])
+        rows = slice(first, first + shard.size)
+        one = replace(batch, images=batch.images[rows], labels=batch.labels[rows], shards=(shard,), step=batch.step + 1)
+        largest, norms = 0.0, batch_norms(self.bare)
+        for frozen in (False, True) if norms else (False,):  # a shift that is every sample's is lost in a batch norm
+            outcomes = []  # with the draws of another step, which a cache of drawn masks would keep from coming
+            for state in (here, there):
+                state.restore()
+                for name in {name for name, _ in self.bare.named_buffers()} & here.values.keys():
+                    state.give(name, here.values[name])
+                for layer in norms if frozen else ():
+                    layer.training = False
+                with self.by_itself():
+                    found = step.take_passes(one)
+                    outcomes.append(Outcome(step.take_gradients(), self.loss(found, one.shards), state))
+            size, loss = self.apart(*outcomes)
+            largest = max(largest, float(size.max()), loss)
+        if largest <= self.limit * (1e-3 if self.repeatable else 1.0):
+            return []
+        name = names[0].removeprefix(LENGTH).partition("[")[0]  # which element has moved differs with the parts
+        return [Finding(batch.step, "state", name, largest, follows)]
+
+    def ranges(self, batch: Batch) -> list[list[tuple[int, int]]]:
+        """[ranks][shards] (start, stop): each rank's rows of the global batch."""
+        mine = [[shard.rows.start, shard.rows.stop] for shard in batch.shards]
+        return [[(start, stop) for start, stop in each] for each in self.gather(mine)]
+
+
+comparing = WeakSet[StepPasses]()  # of all training steps that there are
+
+
+@contextmanager
+def note_evaluation(model: nn.Module, world: World) -> Iterator[None]:
+    """Within, a model is evaluated. What moves more than buffers has the model's next step compared: the first such
+    evaluation, the second, fourth, eighth and so on. All ranks call it together."""
+    passes = [each for each in comparing if each.bare is model]
+    before = HiddenState({"": model} if passes else {})
+    yield
+    # asked by all: a step that nobody holds any longer may live on for a while on some ranks
+    if any(world.gather(bool(passes and differing(before, HiddenState({"": model}))))):
+        for each in passes:
+            each.evaluations += 1
+            if each.evaluations & (each.evaluations - 1) == 0:
+                each.evaluated, each.step.compares = before, True
