@@ -18,6 +18,7 @@ from lockstep.data.augment import Augment
 from lockstep.data.image_sets import ArraySet
 from lockstep.data.loaders import EvalLoader, reader
 from lockstep.distributed.world import World
+from lockstep.errors import UserError
 from lockstep.parallel.buffers import average_buffers
 from lockstep.parallel.strategy import parallelize
 from lockstep.training.evaluation import Metrics, _sums, averaged, evaluate
@@ -223,6 +224,11 @@ def test_ties_and_broken_outputs_score_nothing() -> None:
     one_broken = torch.eye(8)
     one_broken[3] = float("nan")
     assert (sums(one_broken, labels)["top1"], sums(one_broken, labels)["top5"]) == (7, 7)
+
+
+def test_a_label_beyond_the_outputs_is_told() -> None:
+    with pytest.raises(UserError, match="the evaluation set has the label 4, and the model 4 outputs"):
+        sums(torch.randn(5, 4), torch.arange(5))
 
 
 @pytest.mark.parametrize("classes", [2, 4, 5])

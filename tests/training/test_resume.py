@@ -5,6 +5,7 @@ import json
 import random
 import signal
 from collections import defaultdict, deque
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -233,6 +234,43 @@ class Keeps(nn.Module):
         return self.net(x) / scale
 
 
+class Fills(Keeps):
+    """What begins empty, and is there as a whole after some steps; hooks on parameters that count."""
+
+    def __init__(self, in_channels: int, num_classes: int) -> None:
+        super().__init__(in_channels, num_classes)
+        self.shadow: dict[str | int, Tensor] = {}
+        self.average: dict[str, list[Tensor]] | None = None
+        self.pair, self.norms, self.passed = (0, 1.0), list[tuple[float, Tensor]](), deque[int](maxlen=3)
+        for p in self.net.parameters():
+            p.register_hook(_warming(20 * p.ndim))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            for i, (name, p) in enumerate(self.net.named_parameters()):
+                for key in (name, i):
+                    self.shadow[key] = 0.9 * self.shadow.get(key, p.detach()) + 0.1 * p.detach()
+            ones = [torch.ones(())] if self.average is None else self.average["ones"]
+            self.average = {"ones": [each + 0.1 for each in ones]}
+            self.pair = (self.pair[0] + 1, self.pair[1] / 2)
+            self.norms.append((float(x.norm()), x.mean()))
+            self.passed.append(len(self.norms))
+            x = x + sum(v.mean() for v in self.shadow.values()) + self.average["ones"][0] + sum(self.pair)
+            x = x + sorted(self.norms)[len(self.norms) // 2][0] / 100 + self.norms[0][1] + sum(self.passed)
+        return super().forward(x / 10)
+
+
+def _warming(steps: int) -> Callable[[Any], Any]:
+    taken = 0
+
+    def hook(gradient: Tensor) -> Tensor:
+        nonlocal taken
+        taken += 1
+        return gradient * min(1, taken / steps)
+
+    return hook
+
+
 class Warm(torch.optim.SGD):
     """Counts its steps in an attribute."""
 
@@ -249,12 +287,75 @@ def warm(model: nn.Module, optim: OptimConfig, lr: float) -> Warm:
     return Warm(model.parameters(), lr)
 
 
-def test_what_no_state_dict_holds_is_carried(tmp_path: Path) -> None:
+class Optimistic(torch.optim.SGD):
+    """Goes by the gradients before, which it keeps by parameter and by its id."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.before: dict[Tensor, Tensor] = {}
+        self.by_id: dict[int, Tensor] = {}
+
+    def step(self, closure: Any = None) -> Any:
+        for p in (p for group in self.param_groups for p in group["params"]):
+            now = p.grad.clone()
+            p.grad += (now - self.before.get(p, now)) / 2 + (now - self.by_id.get(id(p), now)) / 4
+            self.before[p] = self.by_id[id(p)] = now
+        return super().step(closure)
+
+
+def optimistic(model: nn.Module, optim: OptimConfig, lr: float) -> Optimistic:
+    return Optimistic(model.parameters(), lr)
+
+
+def hooked(model: nn.Module, optim: OptimConfig, lr: float) -> torch.optim.SGD:
+    """A scheduler that a hook on the optimizer moves, and a hook that counts."""
+    made, warming, norms = torch.optim.SGD(model.parameters(), lr, momentum=0.9), _warming(40), list[float]()
+    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(made, patience=1, threshold=0.5)
+
+    def hook(*_: object) -> None:
+        for p in model.parameters():
+            p.grad = warming(p.grad)
+        norms.append(sum(float(p.grad.norm()) for p in model.parameters() if p.grad is not None))
+        plateau.step(norms[0] if len(norms) < 2 else sum(norms[-2:]))
+
+    made.register_step_pre_hook(hook)
+    return made
+
+
+class Lookahead(torch.optim.Optimizer):
+    """Around another optimizer, whose groups and state are its own, as in public repositories."""
+
+    def __init__(self, base: torch.optim.Optimizer) -> None:
+        self.base, self.param_groups, self.defaults, self.state = base, base.param_groups, base.defaults, base.state
+        self.slow, self.taken = [p.detach().clone() for p in base.param_groups[0]["params"]], 0
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        self.base.step()
+        self.taken += 1
+        for p, slow in zip(self.param_groups[0]["params"], self.slow, strict=True):
+            if self.taken % 4 == 0:
+                p.copy_(slow.add_(p - slow, alpha=0.5))
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.base.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.base.load_state_dict(state_dict)
+
+
+def looking_ahead(model: nn.Module, optim: OptimConfig, lr: float) -> Lookahead:
+    return Lookahead(torch.optim.SGD(model.parameters(), lr, momentum=0.9))
+
+
+@pytest.mark.parametrize("model", ["Keeps", "Fills"])
+@pytest.mark.parametrize("optimizer", ["warm", "optimistic", "hooked", "looking_ahead"])
+def test_what_no_state_dict_holds_is_carried(tmp_path: Path, model: str, optimizer: str) -> None:
     config = dataclasses.replace(
         PLAIN,
         accumulate=1,
-        model=ModelConfig(model=f"{__name__}:Keeps"),
-        optim=OptimConfig(optimizer=f"{__name__}:warm", lr=0.05),
+        model=ModelConfig(model=f"{__name__}:{model}"),
+        optim=OptimConfig(optimizer=f"{__name__}:{optimizer}", lr=0.05, schedule="cosine"),
     )
     straight, stopped = str(tmp_path / "straight"), str(tmp_path / "stopped")
     alone(trained, config, straight)

@@ -21,6 +21,7 @@ from lockstep.errors import UserError
 from lockstep.parallel.strategy import parallelize
 from lockstep.training import optimizers
 from lockstep.training.evaluation import evaluate
+from lockstep.training.losses import ClassLoss
 from lockstep.training.step import TrainStep
 from tests.ranks import RankFailed, alone, run_ranks
 
@@ -370,6 +371,14 @@ def test_a_batch_that_does_not_fit_is_told_in_a_sentence(loss: Any, bad: dict[st
     assert refused.value.message.startswith("step 2: ")
     assert says in refused.value.message
     assert refused.value.remedy
+
+
+@pytest.mark.parametrize("kind", ["focal", "bce", "cross-entropy"])
+def test_a_label_beyond_the_outputs_is_told_with_each_loss(kind: str) -> None:
+    model = nn.Sequential(nn.Linear(FEATURES, CLASSES))
+    step = TrainStep(model, ClassLoss(kind, weights=torch.ones(CLASSES, dtype=torch.float64)), sgd(model))
+    with pytest.raises(UserError, match="step 1: sample 4 has label 3, and the model 3 outputs"):
+        step(batch_of(SINGLE, inputs(6), torch.tensor([0, 1, 2, 1, 3, 0])))
 
 
 @pytest.mark.parametrize(("label", "says"), [(-1, "no such image"), (7, "sample 3 has label 7, and the model 3")])

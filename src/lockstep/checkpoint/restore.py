@@ -18,6 +18,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from lockstep.checkpoint.format import (
     EMA,
@@ -44,6 +45,7 @@ _NO_STATE = f"{STATE} does not have the entries of a checkpoint"
 _SHOWN = 12  # lines of a difference that an error lists
 _ADAM, _ADADELTA = ("step", "exp_avg", "exp_avg_sq"), ("step", "square_avg", "acc_delta")
 _ENTRIES = {"SGD": ("momentum_buffer",), "Adam": _ADAM, "AdamW": _ADAM, "Adadelta": _ADADELTA}  # for each parameter
+_NUMBERS = ("state", "param_groups", "defaults")  # of an optimizer: no other one is in there
 _KERNELS = ("foreach", "fused", "capturable")  # how an optimizer computes: the live one's, it may be on another device
 _DAMAGE = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EIO, errno.ENXIO}  # others are about rights and mounts
 
@@ -303,10 +305,29 @@ def _restore_optimizer(loaded: Loaded, optimizer: torch.optim.Optimizer, keep: C
     state = {index: decode(entry, partial(place, home=parameters.get(index, first))) for index, entry in saved["state"]}
     for group, live in zip(rest["param_groups"], optimizer.param_groups, strict=True):
         group.update({name: live[name] for name in (*_KERNELS, *keep) if name in live})
+    held = [vars(each) for each in with_inner(optimizer)]
+    before = [(each, each["param_groups"], [*each["param_groups"]], each["state"]) for each in held]
     optimizer.load_state_dict({**rest, "state": state})
+    for each, groups, inside, kept in before:  # torch puts new ones there, and an optimizer around it holds these
+        for group, new in zip(inside, each["param_groups"], strict=True):
+            group.update(new)
+        groups[:] = inside
+        if each["state"] is not kept:
+            kept.clear()
+            kept.update(each["state"])
+        each["param_groups"], each["state"] = groups, kept
     for index, entry in state.items():
         key = parameters.get(index, index)
         optimizer.state[key] = _uncast(optimizer.state[key], entry, "")
+
+
+def with_inner(optimizer: torch.optim.Optimizer) -> list[torch.optim.Optimizer]:
+    """An optimizer and those that it holds, as one of Lookahead's kind does; each once."""
+    found = [optimizer]
+    for each in found:
+        inside = tree_leaves({key: value for key, value in vars(each).items() if key not in _NUMBERS})
+        found += [o for o in inside if isinstance(o, torch.optim.Optimizer) and all(o is not known for known in found)]
+    return found
 
 
 def _placed(source: Tensor, home: Tensor, on_host: bool) -> Tensor:

@@ -15,7 +15,7 @@ import sys
 import types
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager, suppress
 from copy import deepcopy
 from enum import Enum
@@ -56,7 +56,9 @@ class HiddenState:
         self.generators: set[str] = set()  # the names of those of them that are states of generators
         self.trained: dict[str, Tensor] = {}  # leaves that require a gradient, no copies, by name
         self._kept: dict[Any, tuple[Any, Callable[[], object]]] = {}  # id -> what it is of, and what puts it back
+        self.containers: dict[str, tuple[Any, Any]] = {}  # name -> a list, dict, ... itself, and its shape by now
         self._holders: dict[str, dict[str, Any]] = {}  # name -> the attributes of what has it
+        self._functions: dict[str, int] = {}  # how many of a name there are, as one makes a hook for each layer
         self._setters: dict[str, Callable[[Any], object]] = {}  # name -> gives it another value
         for name, root in roots.items():
             self._visit(root, name)
@@ -65,6 +67,8 @@ class HiddenState:
 
     def give(self, name: str, value: Any) -> bool:
         """Give what has this name another value, of the kind that `values` holds; False where there is nothing."""
+        if name in self.containers and _fill(self.containers[name][0], value):
+            return True
         place = self._setters.get(name)
         path, _, attribute = name.rpartition(".")
         if place is None and path in self._holders and attribute.isidentifier():
@@ -148,6 +152,7 @@ class HiddenState:
             self._keep_dict(value, name, value)
             return
         copy = list(value)
+        self.containers[name] = value, len(copy)
         self._kept[id(value)] = value, partial(_set_container, value, copy)
         if len(copy) > _LONG or isinstance(value, set | bytearray):
             self.values[name] = (set if isinstance(value, set) else tuple)(v for v in copy if isinstance(v, _PLAIN))
@@ -158,6 +163,7 @@ class HiddenState:
 
     def _visit_tuple(self, value: tuple[Any, ...], name: str) -> None:
         self._kept[id(value)] = value, _nothing
+        self.containers[name] = value, len(value)
         for i, element in enumerate(value[:_LONG]):
             self._visit(element, f"{name}[{i}]")
 
@@ -166,10 +172,12 @@ class HiddenState:
         items = dict(held) if keys is None else {key: held[key] for key in keys if key in held}
         self._kept[id(holder)] = (holder, held), partial(_set_dict, held, items, keys is None)
         inner = isinstance(holder, dict)
-        if not inner:
+        if inner:
+            self.containers[name] = held, [_called(key, i) for i, key in enumerate(items)]
+        else:
             self._holders[name] = held
-        for key, value in [*items.items()][: None if keys is not None else 4 * _LONG]:
-            full = f"{name}[{key!r}]" if inner else f"{name}.{key}".lstrip(".")
+        for i, (key, value) in enumerate([*items.items()][: None if keys is not None else 4 * _LONG]):
+            full = f"{name}[{_called(key, i)}]" if inner else f"{name}.{key}".lstrip(".")
             self._visit(value, full, partial(held.__setitem__, key))
 
     def _visit_script(self, module: torch.jit.ScriptModule, name: str) -> None:
@@ -225,6 +233,9 @@ class HiddenState:
         self._kept[id(function)] = function, _nothing
         if _is_library(function.__module__) and function.__closure__ is None:
             return
+        name = function.__qualname__
+        number = self._functions[name] = self._functions.get(name, 0) + 1
+        name += f" ({number})" * (number > 1)
         for variable, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
             if id(cell) in self._kept or variable == "__class__":
                 continue
@@ -232,13 +243,13 @@ class HiddenState:
             if value is not _MISSING:
                 self._kept[id(cell)] = cell, partial(setattr, cell, "cell_contents", value)
                 place = partial(setattr, cell, "cell_contents")
-                self._visit(value, f"{variable} of {function.__qualname__}", place)
+                self._visit(value, f"{variable} of {name}", place)
         if _is_library(function.__module__):
             return
         for i, default in enumerate([*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]):
-            self._visit(default, f"default {i} of {function.__qualname__}")
+            self._visit(default, f"default {i} of {name}")
         if vars(function):
-            self._keep_dict(vars(function), function.__qualname__, vars(function))
+            self._keep_dict(vars(function), name, vars(function))
         self._visit_named(function.__globals__, _global_names(function.__code__), function.__module__)
 
     def _visit_named(self, variables: dict[str, Any], names: Set[str], module: str) -> None:
@@ -263,6 +274,23 @@ def _global_names(code: types.CodeType) -> frozenset[str]:
 
 
 def _nothing() -> None: ...
+
+
+def _called(key: Any, position: int) -> str:
+    """What an entry of a dict is called; a key that is no plain value, as a parameter, looks otherwise each time."""
+    return repr(key) if isinstance(key, _PLAIN) else f"{type(key).__name__} {position}"
+
+
+def _fill(container: Any, value: Any) -> bool:
+    """Put the elements of `value` into a container of its kind, which others may hold too; False for another kind."""
+    match container, value:
+        case dict(), dict():
+            _set_dict(container, value, True)
+        case (set(), set()) | (list() | deque() | bytearray(), list() | tuple() | deque()):
+            _set_container(container, [*value])
+        case _:
+            return False
+    return True
 
 
 def _content(cell: Any) -> Any:
@@ -426,24 +454,36 @@ def digest(value: Any) -> str:
 
 
 _LARGEST_CARRIED = 1 << 24  # bytes
+_HOST = torch.device("cpu")
 
 
-def packed(value: Any) -> Any:
-    """A value of a HiddenState for a checkpoint's JSON; None where it can't be kept there."""
+def packed(value: Any, names: Mapping[int, str] | None = None) -> Any:
+    """A value of a HiddenState for a checkpoint's JSON; None where it can't be kept there.
+
+    Args:
+        names: of parameters, by their ids: they, and ids of theirs that are keys of a dict, are kept by name.
+    """
+    names = names or {}
+    if id(value) in names:
+        return {"parameter": names[id(value)]}
     if isinstance(value, Tensor):
-        value = value.detach().cpu().contiguous()
+        if isinstance(value, nn.Parameter) or hasattr(value, "full_tensor"):
+            return None
+        there, value = value.device.type != "cpu", value.detach().cpu().contiguous()
         kind = str(value.dtype).removeprefix("torch.")
-        return _packed_bytes("tensor", kind, value.shape, value.reshape(-1).view(torch.uint8).numpy().tobytes())
+        data = value.reshape(-1).view(torch.uint8).numpy().tobytes()
+        return _packed_bytes("on device" if there else "tensor", kind, value.shape, data)
     if isinstance(value, np.ndarray):
         return _packed_bytes("array", value.dtype.str, value.shape, value.tobytes())
     if isinstance(value, set):
         return {"set": [*value]} if all(isinstance(each, int | str) for each in value) else None
     if isinstance(value, dict):
-        items = {str(key): packed(each) for key, each in value.items()}
-        return None if None in items.values() else {"dict": items}
-    if isinstance(value, list | tuple):
-        each = [packed(one) for one in value]
-        return None if None in each else {type(value).__name__: each}
+        keys = [{"id": names[key]} if isinstance(key, int) and key in names else packed(key, names) for key in value]
+        each = [packed(one, names) for one in value.values()]
+        return None if None in (*keys, *each) else {"dict": [keys, each]}
+    if isinstance(value, list | tuple | deque):
+        each = [packed(one, names) for one in value]
+        return None if None in each else {"tuple" if isinstance(value, tuple) else "list": each}
     return {"plain": value} if isinstance(value, bool | int | float | str | type(None)) else None
 
 
@@ -451,9 +491,17 @@ def _packed_bytes(kind: str, dtype: str, shape: Iterable[int], data: bytes) -> d
     return {kind: [dtype, list(shape), base64.b64encode(data).decode()]} if len(data) <= _LARGEST_CARRIED else None
 
 
-def unpacked(value: Any) -> Any:
-    """The inverse of `packed`. Raises ValueError for what that never makes."""
+def unpacked(value: Any, parameters: Mapping[str, Tensor] | None = None, device: torch.device = _HOST) -> Any:
+    """The inverse of `packed`, with the parameters by name. Raises ValueError for what that never makes."""
+    parameters = parameters or {}
+    again = partial(unpacked, parameters=parameters, device=device)
     match value:
+        case {"parameter": str(name)} if name in parameters:
+            return parameters[name]
+        case {"id": str(name)} if name in parameters:
+            return id(parameters[name])
+        case {"on device": data}:
+            return unpacked({"tensor": data}).to(device)
         case {"plain": bool() | int() | float() | str() | None as plain}:
             return plain
         case {"tensor": [str(dtype), list(shape), str(data)]} if isinstance(getattr(torch, dtype, None), torch.dtype):
@@ -463,12 +511,12 @@ def unpacked(value: Any) -> Any:
             return np.frombuffer(base64.b64decode(data), dtype).reshape(shape).copy()
         case {"set": list(items)}:
             return set(items)
-        case {"dict": dict(items)}:
-            return {key: unpacked(each) for key, each in items.items()}
+        case {"dict": [list(keys), list(items)]}:
+            return dict(zip(map(again, keys), map(again, items), strict=True))
         case {"list": list(items)}:
-            return [unpacked(each) for each in items]
+            return [*map(again, items)]
         case {"tuple": list(items)}:
-            return tuple(unpacked(each) for each in items)
+            return tuple(map(again, items))
     raise ValueError("it is no value of a hidden state")
 
 

@@ -40,6 +40,9 @@ class ParameterHooks:
     def __bool__(self) -> bool:
         return bool(self.before or self.after)
 
+    def __iter__(self) -> Iterator[Callable[..., Any]]:
+        return (hook for hooks in (self.before, self.after) for _, hook in _called(hooks))
+
     def take(self, name: str, p: nn.Parameter) -> None:
         """Take what a user has put on a parameter off it; Lockstep's own hooks are marked, and stay."""
         for attribute, place in (("_backward_hooks", self.before), ("_post_accumulate_grad_hooks", self.after)):

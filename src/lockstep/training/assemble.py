@@ -42,6 +42,7 @@ from lockstep.training.freezing import freeze
 from lockstep.training.losses import loss_of
 from lockstep.training.moving_average import Average
 from lockstep.training.step import TrainStep
+from lockstep.training.update_check import hooks_around
 
 
 @dataclass
@@ -62,7 +63,8 @@ class Run:
 
     def hidden(self) -> HiddenState:
         """What the run's code keeps beside parameters and gradients, as it is now."""
-        return HiddenState({"": self.model, "optimizer": self.step.optimizer, "the loss": self.step.loss})
+        hooks = {f"hook {i}": hook for i, hook in enumerate(hooks_around(self.step))}
+        return HiddenState({"": self.model, "optimizer": self.step.optimizer, "the loss": self.step.loss, **hooks})
 
     @property
     def evaluated(self) -> nn.Module:

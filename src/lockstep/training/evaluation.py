@@ -160,7 +160,13 @@ def averaged(model: nn.Module, images: Tensor, tta: str) -> Tensor:
 
 def _sums(outputs: Tensor, labels: Tensor) -> Tensor:
     """A batch's sum for each field of `Metrics`: correct at 1, correct at 5, summed loss, count; float64 [4]."""
-    losses = F.cross_entropy(outputs, labels, reduction="none")
+    try:
+        losses = F.cross_entropy(outputs, labels, reduction="none")
+    except IndexError as error:
+        raise UserError(
+            f"the evaluation set has the label {int(labels.max())}, and the model {outputs.shape[1]} outputs: {error}",
+            f"Labels run from 0 to {outputs.shape[1] - 1}: mend them, or give the model an output for each class.",
+        ) from error
     # the rank of the true class; ties and nan count against the model, so constant or broken outputs score nothing
     score = outputs.gather(1, labels[:, None])
     better = (~(outputs < score)).sum(dim=1) - 1

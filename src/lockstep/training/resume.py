@@ -6,6 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from torch.utils._pytree import tree_leaves
+
 from lockstep.checkpoint import weights
 from lockstep.checkpoint.restore import Loaded, newest, open_checkpoint, restore
 from lockstep.checkpoint.store import list_checkpoints, tidy
@@ -19,6 +21,7 @@ from lockstep.errors import UserError
 from lockstep.monitoring import journal
 from lockstep.parallel.determinism import rounding
 from lockstep.parallel.hidden_state import LENGTH, differing, packed, unpacked
+from lockstep.parallel.module_state import driven
 from lockstep.training.assemble import Run
 from lockstep.training.state import State, require_whole
 
@@ -33,6 +36,7 @@ _ORDER = (
     "samples.balance",
     "samples.aug_repeats",
 )
+_MOST_CARRIED = 1 << 27  # bytes of what no state_dict has; a checkpoint's JSON of twice that is taken for damaged
 
 
 def resume(
@@ -92,26 +96,34 @@ def lost_line(names: list[str]) -> str:
 
 def carried(run: Run) -> tuple[dict[str, Any], list[str]]:
     """What has moved since the start and is in no state_dict, for a checkpoint's JSON; and what can't go there."""
-    now, own = run.hidden(), run.model.state_dict().keys()
-    moved = [name for name in differing(run.began, now) if name not in own]
-    grown = [name for name in moved if name.startswith(LENGTH)]  # a list of another length stays behind as a whole
-    theirs = (*grown, *(f"{name.removeprefix(LENGTH)}[" for name in grown))
-    found, lost = dict[str, Any](), list[str]()
-    for name in moved:
-        value = packed(now.values[name]) if name in now.values else None
-        if value is None:
+    now, own, began = run.hidden(), run.model.state_dict().keys(), run.began.containers
+    moved = [name.removeprefix(LENGTH) for name in differing(run.began, now) if name not in own]
+    # what has other elements than at first goes as a whole, and so does a tuple
+    grown = [name for name, (_, shape) in now.containers.items() if name not in began or began[name][1] != shape]
+    whole = {name: held for name, (held, _) in now.containers.items() if isinstance(held, tuple) or name in moved}
+    whole |= {name: now.containers[name][0] for name in grown}
+
+    def outermost(name: str) -> str:
+        return min((each for each in (name, *whole) if name == each or name.startswith(f"{each}[")), key=len)
+
+    names, room = {id(p): name for name, p in run.step.named.items()}, _MOST_CARRIED
+    found, lost, said = dict[str, Any](), list[str](), {*map(outermost, moved)}
+    for name in dict.fromkeys(map(outermost, [*moved, *grown])):  # what has grown may hold what has another name
+        value = whole.get(name, now.values.get(name, now))
+        room -= sum(getattr(each, "nbytes", 0) for each in tree_leaves(value))
+        if room >= 0 and (kept := packed(value, names)) is not None:
+            found[name] = kept
+        elif name in said:
             lost.append(name)
-        elif not name.startswith(theirs):
-            found[name] = value
-    return found, [*lost, *(name.removeprefix(LENGTH) for name in grown)]
+    return found, lost
 
 
 def hand_over(run: Run, saved: dict[str, Any]) -> None:
     """Put what `carried` found into the run's objects. Raises UserError for what no run has written."""
-    now = run.hidden()
+    now, device = run.hidden(), driven(run.model)[0]
     try:
         for name, value in saved.items():
-            if not now.give(name, unpacked(value)):
+            if not now.give(name, unpacked(value, run.step.named, device)):
                 raise KeyError(name)
     except (ValueError, TypeError, RuntimeError, KeyError, AttributeError) as error:
         raise UserError(

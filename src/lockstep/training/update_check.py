@@ -9,17 +9,14 @@ from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor
-from torch.optim import Optimizer
 from torch.optim import optimizer as torchs
-from torch.utils._pytree import tree_leaves
 
+from lockstep.checkpoint.restore import with_inner
 from lockstep.monitoring import desync
 from lockstep.parallel.fsdp import is_part
 from lockstep.parallel.hidden_state import digest, put_back
 from lockstep.parallel.module_state import driven
 from lockstep.training.step_passes import Step, StepPasses
-
-_NUMBERS = ("state", "param_groups", "defaults")  # of an optimizer: no other one is in there
 
 
 def step_hooks(optimizer: Any) -> tuple[dict[int, Any], ...]:
@@ -28,6 +25,11 @@ def step_hooks(optimizer: Any) -> tuple[dict[int, Any], ...]:
     before = getattr(optimizer, "_optimizer_step_pre_hooks", {})
     after = getattr(optimizer, "_optimizer_step_post_hooks", {})
     return before, after, torchs._global_optimizer_pre_hooks, torchs._global_optimizer_post_hooks
+
+
+def hooks_around(step: Step) -> list[Callable[..., Any]]:
+    """The functions that a step's update calls: hooks on parameters, and those of the optimizer."""
+    return [*step.hooks, *(hook for each in step_hooks(step.optimizer) for hook in each.values())]
 
 
 def held(step: Step) -> dict[str, Any]:
@@ -55,20 +57,10 @@ def trials(passes: StepPasses, update: Callable[[], object]) -> list[dict[str, A
     return found
 
 
-def _inner(optimizer: Any, known: dict[int, Any]) -> dict[int, Any]:
-    """An optimizer and those that it holds, as one of Lookahead's kind does, by id."""
-    if id(optimizer) not in known:
-        known[id(optimizer)] = optimizer
-        for each in tree_leaves({key: value for key, value in vars(optimizer).items() if key not in _NUMBERS}):
-            if isinstance(each, Optimizer):
-                _inner(each, known)
-    return known
-
-
 @contextmanager
 def _undone(step: Step) -> Iterator[None]:
     """Within, an update may be taken; afterwards all is as before."""
-    optimizers = [*_inner(step.optimizer, {}).values()]
+    optimizers = with_inner(step.optimizer)
     gradients = {p: p.grad for p in step.named.values()}
     states = [{p: dict(each) for p, each in optimizer.state.items()} for optimizer in optimizers]
     groups = [[dict(group) for group in optimizer.param_groups] for optimizer in optimizers]
@@ -78,8 +70,7 @@ def _undone(step: Step) -> Iterator[None]:
     tensors = [each for each in (*step.named.values(), *own, *gradients.values(), *inner) if isinstance(each, Tensor)]
     tensors = [*{id(each): each for each in tensors}.values()]
     copies = [each.detach().clone() for each in tensors]
-    hooks = [step.hooks.before, step.hooks.after, *([*each.values()] for each in step_hooks(step.optimizer))]
-    with put_back({"": step.bare, "optimizer": step.optimizer, "hooks": hooks}, driven(step.bare)):
+    with put_back({"": step.bare, "optimizer": step.optimizer, "hooks": hooks_around(step)}, driven(step.bare)):
         try:
             yield
         finally:
