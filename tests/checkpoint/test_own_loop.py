@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import lockstep as ls
@@ -18,13 +18,44 @@ EVERY, EPOCHS = 5, 2
 ALONE = World.single()
 
 
+class Keeps(nn.Module):
+    """Follows what no state_dict has: a number, a buffer that is not kept, and what is there after the first pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls, self.last = 0, list[Tensor]()
+        self.mean: Tensor
+        self.register_buffer("mean", torch.zeros(()), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.calls += 1
+            self.mean = 0.9 * self.mean + 0.1
+            self.last = [self.mean + sum(self.last)]
+        return x / (1 + self.mean + self.calls / 10) + sum(self.last)
+
+
+def warming(optimizer: torch.optim.Optimizer) -> None:
+    """Gradients that warm up by a count in a hook."""
+    taken = 0
+
+    def hook(*_: object) -> None:
+        nonlocal taken
+        taken += 1
+        for p in (p for group in optimizer.param_groups for p in group["params"]):
+            p.grad *= min(1, taken / 20)
+
+    optimizer.register_step_pre_hook(hook)
+
+
 def train(world: World, folder: Path, stop: int) -> tuple[int, int, str, dict[str, object]]:
     """Go on for at most `stop` steps; returns the steps before and after, the weights' digest, and what was beside."""
     torch.manual_seed(0)
     loader, _ = ls.loaders("digits", world, batch_size=128, seed=0, workers=0)
-    net = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Dropout(0.3), nn.BatchNorm1d(8), nn.Linear(8, 10))
+    net = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Dropout(0.3), nn.BatchNorm1d(8), Keeps(), nn.Linear(8, 10))
     model = ls.parallelize(net, world)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    warming(optimizer)
     step = ls.TrainStep(model, F.cross_entropy, optimizer)
     checkpoints = ls.Checkpoints(folder / "checkpoints", model, optimizer, world)
     began = done = checkpoints.resume()

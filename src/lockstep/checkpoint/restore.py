@@ -14,12 +14,13 @@ from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import ReferenceType, WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from lockstep.checkpoint.carried import hand_over, lost_line, moved_since
 from lockstep.checkpoint.format import (
     EMA,
     MANIFEST,
@@ -39,6 +40,9 @@ from lockstep.distributed.files import require_local
 from lockstep.distributed.world import World
 from lockstep.errors import UserError, refusal
 from lockstep.parallel.fsdp import is_part, part_of
+from lockstep.parallel.hidden_state import HiddenState
+from lockstep.parallel.parameter_hooks import hooks_around
+from lockstep.parallel.strategy import unwrap
 
 _MAX_MANIFEST, _MAX_STATE = 1 << 16, 1 << 28  # bytes; a manifest of four files has 700
 _NO_STATE = f"{STATE} does not have the entries of a checkpoint"
@@ -352,7 +356,7 @@ def _uncast(live: Any, ours: Any, key: str) -> Any:
     return ours
 
 
-SCALERS = WeakKeyDictionary[torch.optim.Optimizer, torch.amp.GradScaler]()  # those of steps with fp16
+STEPS = WeakKeyDictionary[torch.optim.Optimizer, ReferenceType[Any]]()  # the TrainSteps, for loops of one's own
 
 
 class Checkpoints:
@@ -360,7 +364,8 @@ class Checkpoints:
 
     Args:
         folder: where they lie; it is made where it is not there.
-        model, optimizer: what is kept, also of a model in DDP or FSDP; and of fp16 the scale of the optimizer's step.
+        model, optimizer: what is kept, also of a model in DDP or FSDP, with what their code keeps outside of a
+            state_dict; and of the optimizer's TrainStep, where it is made before this, its loss and fp16's scale.
         keep: how many of the newest stay.
         ema: a moving average of the weights, as torch's AveragedModel: kept and restored too.
     """
@@ -380,6 +385,19 @@ class Checkpoints:
         self.ema = ema
         self.state: dict[str, Any] = {}  # what `resume` found beside them
         self._writer = Writer(self.folder, keep)
+        self._bare, self._lost = unwrap(model), False
+        self._began = self._hidden()
+
+    def _step(self) -> Any:
+        """The optimizer's TrainStep, None where there is none yet."""
+        known = STEPS.get(self.optimizer)
+        return None if known is None else known()
+
+    def _hidden(self) -> HiddenState:
+        """What the loop's parts keep beside state_dicts, as it is now."""
+        roots = {"": self._bare, "optimizer": self.optimizer, **hooks_around(self._bare, self.optimizer)}
+        step = self._step()
+        return HiddenState(roots if step is None else roots | {"the loss": step.loss})
 
     def resume(self) -> int:
         """Restore the newest good checkpoint; returns the step that it was saved with, 0 where there is none.
@@ -397,11 +415,16 @@ class Checkpoints:
         theirs = self.world.by_first(look)
         if theirs is None:
             return 0
-        loaded, scaler = Loaded.from_dict(theirs), SCALERS.get(self.optimizer)
+        loaded, step = Loaded.from_dict(theirs), self._step()
+        scaler = None if step is None else step.scaler
         if loaded.document["scaler"] and scaler is None:
             what = f"{loaded.path} has the scale of fp16's gradients, and no step with this optimizer takes one yet"
             raise UserError(what, 'Make the TrainStep, with precision="fp16", before resume().')
-        self.state = restore(loaded, self.model, self.optimizer, scaler, self.ema)["own"]
+        saved = restore(loaded, self.model, self.optimizer, scaler, self.ema)
+        hand_over(self._hidden(), saved.get("hidden", {}), self._bare)
+        if step is not None:
+            step.host_generators.used = saved.get("host_draws") or step.host_generators.used
+        self.state = saved["own"]
         return loaded.step
 
     def save(self, step: int, **state: Any) -> None:
@@ -413,8 +436,13 @@ class Checkpoints:
             contribute(self.model, self.optimizer, self.ema)
             return
         self.folder.parent.mkdir(parents=True, exist_ok=True)
-        scaler = SCALERS.get(self.optimizer)
-        self._writer.save(step, self.model, self.optimizer, scaler, self.ema, {"own": state})
+        taker = self._step()
+        hidden, lost = moved_since(self._began, self._hidden(), self._bare)
+        if lost and not self._lost:
+            self._lost = True
+            self.world.print(f"lockstep: note: {lost_line(lost)}")
+        saved = {"own": state, "hidden": hidden, "host_draws": taker and taker.host_generators.used}
+        self._writer.save(step, self.model, self.optimizer, taker and taker.scaler, self.ema, saved)
         if (failure := self._writer.failure()) is not None:
             raise failure
 

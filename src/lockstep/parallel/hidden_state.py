@@ -5,7 +5,6 @@ globals that the code names. Not reached: what C++ or another library's objects 
 iterators, files, other processes.
 """
 
-import base64
 import dis
 import hashlib
 import inspect
@@ -15,7 +14,7 @@ import sys
 import types
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Set
 from contextlib import contextmanager, suppress
 from copy import deepcopy
 from enum import Enum
@@ -451,73 +450,6 @@ def digest(value: Any) -> str:
     else:
         content = value.tobytes() if isinstance(value, np.ndarray) else repr(value).encode()
     return hashlib.sha1(content, usedforsecurity=False).hexdigest()  # processors have instructions for it
-
-
-_LARGEST_CARRIED = 1 << 24  # bytes
-_HOST = torch.device("cpu")
-
-
-def packed(value: Any, names: Mapping[int, str] | None = None) -> Any:
-    """A value of a HiddenState for a checkpoint's JSON; None where it can't be kept there.
-
-    Args:
-        names: of parameters, by their ids: they, and ids of theirs that are keys of a dict, are kept by name.
-    """
-    names = names or {}
-    if id(value) in names:
-        return {"parameter": names[id(value)]}
-    if isinstance(value, Tensor):
-        if isinstance(value, nn.Parameter) or hasattr(value, "full_tensor"):
-            return None
-        there, value = value.device.type != "cpu", value.detach().cpu().contiguous()
-        kind = str(value.dtype).removeprefix("torch.")
-        data = value.reshape(-1).view(torch.uint8).numpy().tobytes()
-        return _packed_bytes("on device" if there else "tensor", kind, value.shape, data)
-    if isinstance(value, np.ndarray):
-        return _packed_bytes("array", value.dtype.str, value.shape, value.tobytes())
-    if isinstance(value, set):
-        return {"set": [*value]} if all(isinstance(each, int | str) for each in value) else None
-    if isinstance(value, dict):
-        keys = [{"id": names[key]} if isinstance(key, int) and key in names else packed(key, names) for key in value]
-        each = [packed(one, names) for one in value.values()]
-        return None if None in (*keys, *each) else {"dict": [keys, each]}
-    if isinstance(value, list | tuple | deque):
-        each = [packed(one, names) for one in value]
-        return None if None in each else {"tuple" if isinstance(value, tuple) else "list": each}
-    return {"plain": value} if isinstance(value, bool | int | float | str | type(None)) else None
-
-
-def _packed_bytes(kind: str, dtype: str, shape: Iterable[int], data: bytes) -> dict[str, Any] | None:
-    return {kind: [dtype, list(shape), base64.b64encode(data).decode()]} if len(data) <= _LARGEST_CARRIED else None
-
-
-def unpacked(value: Any, parameters: Mapping[str, Tensor] | None = None, device: torch.device = _HOST) -> Any:
-    """The inverse of `packed`, with the parameters by name. Raises ValueError for what that never makes."""
-    parameters = parameters or {}
-    again = partial(unpacked, parameters=parameters, device=device)
-    match value:
-        case {"parameter": str(name)} if name in parameters:
-            return parameters[name]
-        case {"id": str(name)} if name in parameters:
-            return id(parameters[name])
-        case {"on device": data}:
-            return unpacked({"tensor": data}).to(device)
-        case {"plain": bool() | int() | float() | str() | None as plain}:
-            return plain
-        case {"tensor": [str(dtype), list(shape), str(data)]} if isinstance(getattr(torch, dtype, None), torch.dtype):
-            flat = torch.frombuffer(bytearray(base64.b64decode(data)) or bytearray(1), dtype=torch.uint8)
-            return flat[: len(flat) if data else 0].view(getattr(torch, dtype)).view(shape)
-        case {"array": [str(dtype), list(shape), str(data)]} if np.dtype(dtype).kind in "biufc":
-            return np.frombuffer(base64.b64decode(data), dtype).reshape(shape).copy()
-        case {"set": list(items)}:
-            return set(items)
-        case {"dict": [list(keys), list(items)]}:
-            return dict(zip(map(again, keys), map(again, items), strict=True))
-        case {"list": list(items)}:
-            return [*map(again, items)]
-        case {"tuple": list(items)}:
-            return tuple(map(again, items))
-    raise ValueError("it is no value of a hidden state")
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
+from torch.optim import optimizer as torchs
 
 from lockstep.errors import UserError
 from lockstep.parallel.fsdp import part_of, whole
@@ -28,6 +29,20 @@ def hooks_of(model: nn.Module) -> "ParameterHooks":
     for name, p in model.named_parameters():
         found.take(name, p)
     return found
+
+
+def step_hooks(optimizer: Any) -> tuple[dict[int, Any], ...]:
+    """The functions that torch calls around an optimizer's step: its own, and those of all optimizers."""
+    # an optimizer that holds another may never have called torch's __init__, which makes these
+    before = getattr(optimizer, "_optimizer_step_pre_hooks", {})
+    after = getattr(optimizer, "_optimizer_step_post_hooks", {})
+    return before, after, torchs._global_optimizer_pre_hooks, torchs._global_optimizer_post_hooks
+
+
+def hooks_around(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Callable[..., Any]]:
+    """The functions that an update calls, numbered: hooks taken off parameters, and those of the optimizer."""
+    functions = [*_known.get(model, ()), *(hook for each in step_hooks(optimizer) for hook in each.values())]
+    return {f"hook {i}": hook for i, hook in enumerate(functions)}
 
 
 class ParameterHooks:

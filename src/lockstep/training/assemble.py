@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from lockstep import models
+from lockstep.checkpoint.carried import packed, unpacked
 from lockstep.checkpoint.foreign import load_foreign
 from lockstep.config import Config, DataConfig, Execution, ModelConfig, SamplesConfig
 from lockstep.config.data import is_code
@@ -31,8 +32,9 @@ from lockstep.errors import UserError, unknown
 from lockstep.parallel import determinism
 from lockstep.parallel.batchnorm import SyncBatchNorm, local_batch_norms, without_ranks
 from lockstep.parallel.fsdp import is_sharded
-from lockstep.parallel.hidden_state import HiddenState, digest, packed, unpacked
+from lockstep.parallel.hidden_state import HiddenState, digest
 from lockstep.parallel.module_state import eval_mode, preserved_state
+from lockstep.parallel.parameter_hooks import hooks_around
 from lockstep.parallel.strategy import spread
 from lockstep.randomness import stream
 from lockstep.rng.generators import seed_everything
@@ -42,7 +44,6 @@ from lockstep.training.freezing import freeze
 from lockstep.training.losses import loss_of
 from lockstep.training.moving_average import Average
 from lockstep.training.step import TrainStep
-from lockstep.training.update_check import hooks_around
 
 
 @dataclass
@@ -63,8 +64,9 @@ class Run:
 
     def hidden(self) -> HiddenState:
         """What the run's code keeps beside parameters and gradients, as it is now."""
-        hooks = {f"hook {i}": hook for i, hook in enumerate(hooks_around(self.step))}
-        return HiddenState({"": self.model, "optimizer": self.step.optimizer, "the loss": self.step.loss, **hooks})
+        optimizer = self.step.optimizer
+        hooks = hooks_around(self.model, optimizer)
+        return HiddenState({"": self.model, "optimizer": optimizer, "the loss": self.step.loss, **hooks})
 
     @property
     def evaluated(self) -> nn.Module:

@@ -6,9 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from torch.utils._pytree import tree_leaves
-
 from lockstep.checkpoint import weights
+from lockstep.checkpoint.carried import hand_over, lost_line, moved_since
 from lockstep.checkpoint.restore import Loaded, newest, open_checkpoint, restore
 from lockstep.checkpoint.store import list_checkpoints, tidy
 from lockstep.config import Config
@@ -20,8 +19,6 @@ from lockstep.distributed.world import World
 from lockstep.errors import UserError
 from lockstep.monitoring import journal
 from lockstep.parallel.determinism import rounding
-from lockstep.parallel.hidden_state import LENGTH, differing, packed, unpacked
-from lockstep.parallel.module_state import driven
 from lockstep.training.assemble import Run
 from lockstep.training.state import State, require_whole
 
@@ -36,7 +33,6 @@ _ORDER = (
     "samples.balance",
     "samples.aug_repeats",
 )
-_MOST_CARRIED = 1 << 27  # bytes of what no state_dict has; a checkpoint's JSON of twice that is taken for damaged
 
 
 def resume(
@@ -86,49 +82,9 @@ def resume(
     return state, f"resumed from step {state.steps} ({loaded.path}){bad}{note}", {}
 
 
-def lost_line(names: list[str]) -> str:
-    """What is said where a checkpoint can't hold everything."""
-    return (
-        f"no checkpoint holds {', '.join(names[:3])}, which training moves: a run that is resumed goes on otherwise "
-        "than one that went through"
-    )
-
-
 def carried(run: Run) -> tuple[dict[str, Any], list[str]]:
     """What has moved since the start and is in no state_dict, for a checkpoint's JSON; and what can't go there."""
-    now, own, began = run.hidden(), run.model.state_dict().keys(), run.began.containers
-    moved = [name.removeprefix(LENGTH) for name in differing(run.began, now) if name not in own]
-    # what has other elements than at first goes as a whole, and so does a tuple
-    grown = [name for name, (_, shape) in now.containers.items() if name not in began or began[name][1] != shape]
-    whole = {name: held for name, (held, _) in now.containers.items() if isinstance(held, tuple) or name in moved}
-    whole |= {name: now.containers[name][0] for name in grown}
-
-    def outermost(name: str) -> str:
-        return min((each for each in (name, *whole) if name == each or name.startswith(f"{each}[")), key=len)
-
-    names, room = {id(p): name for name, p in run.step.named.items()}, _MOST_CARRIED
-    found, lost, said = dict[str, Any](), list[str](), {*map(outermost, moved)}
-    for name in dict.fromkeys(map(outermost, [*moved, *grown])):  # what has grown may hold what has another name
-        value = whole.get(name, now.values.get(name, now))
-        room -= sum(getattr(each, "nbytes", 0) for each in tree_leaves(value))
-        if room >= 0 and (kept := packed(value, names)) is not None:
-            found[name] = kept
-        elif name in said:
-            lost.append(name)
-    return found, lost
-
-
-def hand_over(run: Run, saved: dict[str, Any]) -> None:
-    """Put what `carried` found into the run's objects. Raises UserError for what no run has written."""
-    now, device = run.hidden(), driven(run.model)[0]
-    try:
-        for name, value in saved.items():
-            if not now.give(name, unpacked(value, run.step.named, device)):
-                raise KeyError(name)
-    except (ValueError, TypeError, RuntimeError, KeyError, AttributeError) as error:
-        raise UserError(
-            f"the checkpoint holds what this model does not keep: {error}", "Resume with the model that wrote it."
-        ) from error
+    return moved_since(run.began, run.hidden(), run.model)
 
 
 def load(run: Run, loaded: Loaded) -> State:
@@ -137,7 +93,7 @@ def load(run: Run, loaded: Loaded) -> State:
     live = {name for group in optimizer.param_groups for name in group} - {"params"}
     saved = restore(loaded, run.model, optimizer, run.step.scaler, run.ema, keep=live)
     run.step.sync.restart()
-    hand_over(run, saved.get("hidden", {}))
+    hand_over(run.hidden(), saved.get("hidden", {}), run.model)
     run.step.host_generators.used = saved.get("host_draws") or run.step.host_generators.used
     return State.from_dict(saved["progress"], len(run.train))
 

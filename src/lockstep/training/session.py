@@ -12,6 +12,7 @@ from typing import Any, Literal
 import torch
 
 from lockstep.checkpoint import weights
+from lockstep.checkpoint.carried import lost_line
 from lockstep.checkpoint.remote import Mirror
 from lockstep.checkpoint.restore import Loaded, newest
 from lockstep.checkpoint.store import abandon
@@ -246,7 +247,7 @@ class Session:
         hidden, lost = resume.carried(self.run)
         if lost and not self.said_lost:
             self.said_lost = True
-            self.bar.write(f"note: {resume.lost_line(lost)}")
+            self.bar.write(f"note: {lost_line(lost)}")
         return {
             "hidden": hidden,
             "lost": lost,

@@ -7,6 +7,7 @@ would notice; torch's own functions are called where somebody would: a profiler,
 import inspect
 import traceback
 import typing
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from functools import cache, partial
@@ -16,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lockstep.checkpoint.restore import SCALERS
+from lockstep.checkpoint.restore import STEPS
 from lockstep.config import Config, ModelConfig, OptimConfig, Precision, Recovery
 from lockstep.config.execution import Law
 from lockstep.data.loaders import Batch
@@ -27,7 +28,7 @@ from lockstep.parallel.batchnorm import announced, end_step, step_batch_norms
 from lockstep.parallel.fsdp import LOW, is_sharded, local, whole
 from lockstep.parallel.hidden_state import HiddenState, put_back
 from lockstep.parallel.module_state import Kept, driven, is_compiled
-from lockstep.parallel.parameter_hooks import hooks_of
+from lockstep.parallel.parameter_hooks import hooks_of, step_hooks
 from lockstep.parallel.strategy import require_trainable, sync_of, unwrap
 from lockstep.parallel.sync import GradientSync
 from lockstep.randomness import stream
@@ -37,7 +38,6 @@ from lockstep.rng.intercept import keyed
 from lockstep.training.losses import Loss, require_mean, terms_of
 from lockstep.training.precision import autocast, scaler
 from lockstep.training.self_check import SelfCheck, is_checked
-from lockstep.training.update_check import step_hooks
 
 
 @cache
@@ -286,8 +286,7 @@ class TrainStep:
         self.autocast_dtype = LOW.get(precision)
         self.autocast = autocast(precision, device, cache=not self.sync.exact)
         self.scaler = scaler(precision, device)
-        if self.scaler is not None:
-            SCALERS[optimizer] = self.scaler
+        STEPS[optimizer] = weakref.ref(self)
         self._divides: bool | None = None  # whether the loss has denominators: known after the first passes
         self._divisor: Tensor | None = None  # their mean over the batch's samples
         self.checks_mean = not whole_batch  # in the next pass of several samples

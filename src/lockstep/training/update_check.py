@@ -9,27 +9,14 @@ from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor
-from torch.optim import optimizer as torchs
 
 from lockstep.checkpoint.restore import with_inner
 from lockstep.monitoring import desync
 from lockstep.parallel.fsdp import is_part
 from lockstep.parallel.hidden_state import digest, put_back
 from lockstep.parallel.module_state import driven
+from lockstep.parallel.parameter_hooks import hooks_around
 from lockstep.training.step_passes import Step, StepPasses
-
-
-def step_hooks(optimizer: Any) -> tuple[dict[int, Any], ...]:
-    """The functions that torch calls around an optimizer's step: its own, and those of all optimizers."""
-    # an optimizer that holds another may never have called torch's __init__, which makes these
-    before = getattr(optimizer, "_optimizer_step_pre_hooks", {})
-    after = getattr(optimizer, "_optimizer_step_post_hooks", {})
-    return before, after, torchs._global_optimizer_pre_hooks, torchs._global_optimizer_post_hooks
-
-
-def hooks_around(step: Step) -> list[Callable[..., Any]]:
-    """The functions that a step's update calls: hooks on parameters, and those of the optimizer."""
-    return [*step.hooks, *(hook for each in step_hooks(step.optimizer) for hook in each.values())]
 
 
 def held(step: Step) -> dict[str, Any]:
@@ -70,7 +57,8 @@ def _undone(step: Step) -> Iterator[None]:
     tensors = [each for each in (*step.named.values(), *own, *gradients.values(), *inner) if isinstance(each, Tensor)]
     tensors = [*{id(each): each for each in tensors}.values()]
     copies = [each.detach().clone() for each in tensors]
-    with put_back({"": step.bare, "optimizer": step.optimizer, "hooks": hooks_around(step)}, driven(step.bare)):
+    roots = {"": step.bare, "optimizer": step.optimizer, **hooks_around(step.bare, step.optimizer)}
+    with put_back(roots, driven(step.bare)):
         try:
             yield
         finally:
