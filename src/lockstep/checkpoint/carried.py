@@ -85,8 +85,9 @@ def packed(value: Any, names: Mapping[int, str] | None = None) -> Any:
         kind = str(value.dtype).removeprefix("torch.")
         data = value.reshape(-1).view(torch.uint8).numpy().tobytes()
         return _packed_bytes("on device" if there else "tensor", kind, value.shape, data)
-    if isinstance(value, np.ndarray):
-        return _packed_bytes("array", value.dtype.str, value.shape, value.tobytes())
+    if isinstance(value, np.ndarray | np.generic):
+        kind = "array" if isinstance(value, np.ndarray) else "number"
+        return _packed_bytes(kind, value.dtype.str, value.shape, value.tobytes())
     if isinstance(value, set):
         return {"set": [*value]} if all(isinstance(each, int | str) for each in value) else None
     if isinstance(value, dict):
@@ -114,6 +115,8 @@ def unpacked(value: Any, parameters: Mapping[str, Tensor] | None = None, device:
             return id(parameters[name])
         case {"on device": data}:
             return unpacked({"tensor": data}).to(device)
+        case {"number": data}:
+            return unpacked({"array": data})[()]
         case {"plain": bool() | int() | float() | str() | None as plain}:
             return plain
         case {"tensor": [str(dtype), list(shape), str(data)]} if isinstance(getattr(torch, dtype, None), torch.dtype):

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-_PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size, Enum)
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), np.generic, torch.dtype, torch.device, torch.Size, Enum)
 _CONTAINERS = (list, dict, set, deque, bytearray)
 _ITERATORS = (itertools.count, itertools.cycle, *map(type, (iter([]), iter(()), iter(range(0)), iter(""))))
 _LIBRARIES = {*sys.stdlib_module_names, "torch", "torchvision", "timm", "numpy", "lockstep"} - {"__main__"}
