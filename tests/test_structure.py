@@ -39,11 +39,11 @@ MAX_FILE, MAX_FUNCTION, SMALL_FILE, MAX_SMALL_FILES = 600, 60, 60, 40
 # How many lines a part of the source may have. A change that needs more raises its number here, so that review sees it.
 BUDGETS = {
     "config": (1755, "config"),
-    "data": (5080, "data"),
-    "training": (5515, "training"),
-    "gradients and draws": (3958, "parallel rng"),
+    "data": (5081, "data"),
+    "training": (5525, "training"),
+    "gradients and draws": (3965, "parallel rng"),
     "processes": (2964, "distributed"),
-    "state and monitoring": (3544, "checkpoint monitoring"),
+    "state and monitoring": (3578, "checkpoint monitoring"),
     "models and their use": (1723, "models inference cli errors randomness __init__ __main__"),
     "audit": (4499, "commands/audit"),
     "reproduce": (2295, "commands/reproduce"),
@@ -56,7 +56,7 @@ BUDGETS = {
     "machines": (1096, "commands/doctor commands/launch_script"),
     "everyday commands": (1468, "commands"),  # all others
 }
-MAX_LINES, MAX_FILES = 37_845, 260
+MAX_LINES, MAX_FILES = 37_897, 260
 
 
 def module_name(path: Path) -> str:

@@ -1,7 +1,10 @@
 """A loop of one's own that is stopped and goes on has the weights of one that was never stopped."""
 
+import itertools
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -107,12 +110,54 @@ def test_it_goes_on_where_it_was_and_where_no_checkpoint_is_good_all_ranks_stop(
         assert kept == ["step-000000015", "step-000000020"]
 
 
+def grouped(world: World, folder: Path) -> list[float]:
+    """Running means of a batch norm over groups, as they are kept after three steps."""
+    torch.manual_seed(0)
+    loader, _ = ls.loaders("digits", world, batch_size=128, seed=0, workers=0)
+    net = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, 10))
+    model = ls.parallelize(net, world, batch_norm="groups:32")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step, checkpoints = ls.TrainStep(model, F.cross_entropy, optimizer), ls.Checkpoints(folder, model, optimizer, world)
+    for batch in itertools.islice(loader.epoch(0), 3):
+        step(batch)
+    checkpoints.save(3)
+    checkpoints.close()
+    return net[2].running_mean.tolist()
+
+
+def test_what_is_kept_of_groups_statistics_is_all_ranks(tmp_path: Path) -> None:
+    one, two = run_ranks(grouped, 2, tmp_path / "two")
+    assert one == two
+    np.testing.assert_allclose(one, grouped(ALONE, tmp_path / "one"), rtol=1e-4, atol=1e-6)
+
+
+def test_an_optimizer_without_its_state_is_told(tmp_path: Path) -> None:
+    class Bare(torch.optim.SGD):
+        def state_dict(self) -> dict[str, Any]:
+            return {"fast": super().state_dict(), "param_groups": self.param_groups}
+
+    net = nn.Linear(2, 2)
+    with pytest.raises(UserError, match=r"Bare\.state_dict\(\) has no state\n"):
+        ls.Checkpoints(tmp_path, net, Bare(net.parameters(), 0.1), ALONE).save(1)
+
+
+class Ramped(AveragedModel):
+    """Takes every other update, by a number that no state_dict has."""
+
+    updates = 0
+
+    def update_parameters(self, model: nn.Module) -> None:
+        self.updates += 1
+        if self.updates % 2:
+            super().update_parameters(model)
+
+
 def averaged(folder: Path, stop: int) -> tuple[int, str, str, float]:
     """fp16 and a moving average; the steps before, the digests of weights and average, and the gradients' scale."""
     torch.manual_seed(0)
     loader, _ = ls.loaders("digits", ALONE, batch_size=128, seed=0, workers=0)
     net = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, 10))
-    average = AveragedModel(net, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+    average = Ramped(net, multi_avg_fn=get_ema_multi_avg_fn(0.9))
     optimizer = torch.optim.AdamW(net.parameters(), lr=3e-3)
     step = ls.TrainStep(net, F.cross_entropy, optimizer, precision="fp16")
     assert step.scaler is not None

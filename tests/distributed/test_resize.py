@@ -201,7 +201,7 @@ def test_what_a_config_a_machine_or_another_launcher_does_not_allow(monkeypatch:
     monkeypatch.setenv(STORE, "")
     run.model.seen = []  # type: ignore[assignment]
     run.began = run.hidden()
-    run.model.seen.append(torch.ones(2))
+    run.model.seen.append(run)
     assert "training moves seen, which can't be handed over" in objection(config, world, run, 3)
 
 

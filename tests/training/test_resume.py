@@ -327,17 +327,18 @@ def hooked(model: nn.Module, optim: OptimConfig, lr: float) -> torch.optim.SGD:
 
 
 class Lookahead(torch.optim.Optimizer):
-    """Around another optimizer, whose groups and state are its own, as in public repositories."""
+    """Around another optimizer, whose groups are its own, as in public repositories; it keeps weights in its state."""
 
     def __init__(self, base: torch.optim.Optimizer) -> None:
-        self.base, self.param_groups, self.defaults, self.state = base, base.param_groups, base.defaults, base.state
-        self.slow, self.taken = [p.detach().clone() for p in base.param_groups[0]["params"]], 0
+        self.base, self.param_groups, self.defaults, self.taken = base, base.param_groups, base.defaults, 0
+        self.state = {}  # type: ignore[assignment]
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
         self.base.step()
         self.taken += 1
-        for p, slow in zip(self.param_groups[0]["params"], self.slow, strict=True):
+        for p in self.param_groups[0]["params"]:
+            slow = self.state.setdefault(p, {"slow": p.clone()})["slow"]
             if self.taken % 4 == 0:
                 p.copy_(slow.add_(p - slow, alpha=0.5))
 

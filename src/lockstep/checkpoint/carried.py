@@ -17,18 +17,47 @@ from torch.utils._pytree import tree_leaves
 from lockstep.errors import UserError
 from lockstep.parallel.hidden_state import LENGTH, HiddenState, differing
 from lockstep.parallel.module_state import driven
+from lockstep.parallel.parameter_hooks import hooks_around
 
 _LARGEST_CARRIED = 1 << 24  # bytes
 _HOST = torch.device("cpu")
+_STATE = "state of optimizer "
+_NUMBERS = ("state", "param_groups", "defaults")  # of an optimizer: no other one is in there
 _MOST_CARRIED = 1 << 27  # bytes; a JSON of twice that is taken for damaged
 
 
-def moved_since(began: HiddenState, now: HiddenState, model: nn.Module) -> tuple[dict[str, Any], list[str]]:
-    """What differs between two states and is in no state_dict of the model's, for JSON; and what can't go there."""
-    own, before = model.state_dict().keys(), began.containers
-    moved = [name.removeprefix(LENGTH) for name in differing(began, now) if name not in own]
+def hidden_state(
+    model: nn.Module, optimizer: torch.optim.Optimizer, loss: Any = None, average: nn.Module | None = None
+) -> HiddenState:
+    """What a run's parts keep outside of state_dicts, by now."""
+    roots = {"": model, "optimizer": optimizer, "the loss": loss, "the average": average}
+    inner = with_inner(optimizer)
+    if len(inner) > 1:  # the state_dict of one around another may be that one's
+        roots |= {f"{_STATE}{i}": vars(each)["state"] for i, each in enumerate(inner)}
+    return HiddenState(roots | hooks_around(model, optimizer))
+
+
+def moved_since(
+    began: HiddenState,
+    now: HiddenState,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    average: nn.Module | None = None,
+) -> tuple[dict[str, Any], list[str]]:
+    """What differs between two states and is in no state_dict, for JSON; and what can't go there."""
+    before = began.containers
+    own = {*model.state_dict(), *(f"the average.{name}" for name in (average.state_dict() if average else ()))}
+    known = {id(each) for each in tree_leaves(optimizer.state_dict()) if isinstance(each, Tensor)}
+    states = {name: held for name, (held, _) in now.containers.items() if name.startswith(_STATE) and "[" not in name}
+    tensors = {name: {id(t) for t in tree_leaves(held) if isinstance(t, Tensor)} for name, held in states.items()}
+    covered = tuple(name for name, ids in tensors.items() if ids <= known)
+
+    def is_ours(name: str) -> bool:
+        return name not in own and not name.startswith(covered)
+
+    moved = [name for each in differing(began, now) if is_ours(name := each.removeprefix(LENGTH))]
     # what has other elements than at first goes as a whole, and so does a tuple
-    grown = [name for name, (_, shape) in now.containers.items() if name not in before or before[name][1] != shape]
+    grown = [n for n, (_, shape) in now.containers.items() if is_ours(n) and (n not in before or before[n][1] != shape)]
     whole = {name: held for name, (held, _) in now.containers.items() if isinstance(held, tuple) or name in moved}
     whole |= {name: now.containers[name][0] for name in grown}
 
@@ -45,6 +74,15 @@ def moved_since(began: HiddenState, now: HiddenState, model: nn.Module) -> tuple
         elif name in said:
             lost.append(name)
     return found, lost
+
+
+def with_inner(optimizer: torch.optim.Optimizer) -> list[torch.optim.Optimizer]:
+    """An optimizer and those that it holds, as one of Lookahead's kind does; each once."""
+    found = [optimizer]
+    for each in found:
+        inside = tree_leaves({key: value for key, value in vars(each).items() if key not in _NUMBERS})
+        found += [o for o in inside if isinstance(o, torch.optim.Optimizer) and all(o is not known for known in found)]
+    return found
 
 
 def lost_line(names: list[str]) -> str:

@@ -18,9 +18,8 @@ from weakref import ReferenceType, WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
-from lockstep.checkpoint.carried import hand_over, lost_line, moved_since
+from lockstep.checkpoint.carried import hand_over, hidden_state, lost_line, moved_since, with_inner
 from lockstep.checkpoint.format import (
     EMA,
     MANIFEST,
@@ -39,9 +38,9 @@ from lockstep.checkpoint.writer import Writer, contribute, describe_parameters, 
 from lockstep.distributed.files import require_local
 from lockstep.distributed.world import World
 from lockstep.errors import UserError, refusal
+from lockstep.parallel.buffers import average_buffers
 from lockstep.parallel.fsdp import is_part, part_of
 from lockstep.parallel.hidden_state import HiddenState
-from lockstep.parallel.parameter_hooks import hooks_around
 from lockstep.parallel.strategy import unwrap
 
 _MAX_MANIFEST, _MAX_STATE = 1 << 16, 1 << 28  # bytes; a manifest of four files has 700
@@ -49,7 +48,6 @@ _NO_STATE = f"{STATE} does not have the entries of a checkpoint"
 _SHOWN = 12  # lines of a difference that an error lists
 _ADAM, _ADADELTA = ("step", "exp_avg", "exp_avg_sq"), ("step", "square_avg", "acc_delta")
 _ENTRIES = {"SGD": ("momentum_buffer",), "Adam": _ADAM, "AdamW": _ADAM, "Adadelta": _ADADELTA}  # for each parameter
-_NUMBERS = ("state", "param_groups", "defaults")  # of an optimizer: no other one is in there
 _KERNELS = ("foreach", "fused", "capturable")  # how an optimizer computes: the live one's, it may be on another device
 _DAMAGE = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EIO, errno.ENXIO}  # others are about rights and mounts
 
@@ -322,16 +320,9 @@ def _restore_optimizer(loaded: Loaded, optimizer: torch.optim.Optimizer, keep: C
         each["param_groups"], each["state"] = groups, kept
     for index, entry in state.items():
         key = parameters.get(index, index)
-        optimizer.state[key] = _uncast(optimizer.state[key], entry, "")
-
-
-def with_inner(optimizer: torch.optim.Optimizer) -> list[torch.optim.Optimizer]:
-    """An optimizer and those that it holds, as one of Lookahead's kind does; each once."""
-    found = [optimizer]
-    for each in found:
-        inside = tree_leaves({key: value for key, value in vars(each).items() if key not in _NUMBERS})
-        found += [o for o in inside if isinstance(o, torch.optim.Optimizer) and all(o is not known for known in found)]
-    return found
+        for live in (each["state"] for each in held):
+            if len(held) == 1 or (isinstance(entry, dict) and entry.keys() <= live.get(key, {}).keys()):
+                live[key] = _uncast(live[key], entry, "")
 
 
 def _placed(source: Tensor, home: Tensor, on_host: bool) -> Tensor:
@@ -395,9 +386,8 @@ class Checkpoints:
 
     def _hidden(self) -> HiddenState:
         """What the loop's parts keep beside state_dicts, as it is now."""
-        roots = {"": self._bare, "optimizer": self.optimizer, **hooks_around(self._bare, self.optimizer)}
         step = self._step()
-        return HiddenState(roots if step is None else roots | {"the loss": step.loss})
+        return hidden_state(self._bare, self.optimizer, None if step is None else step.loss, self.ema)
 
     def resume(self) -> int:
         """Restore the newest good checkpoint; returns the step that it was saved with, 0 where there is none.
@@ -432,12 +422,13 @@ class Checkpoints:
 
         The disk is written while training goes on. Raises UserError where this write or the one before fails.
         """
+        average_buffers(self._bare, self.world.size)
         if self.world.rank:
             contribute(self.model, self.optimizer, self.ema)
             return
         self.folder.parent.mkdir(parents=True, exist_ok=True)
         taker = self._step()
-        hidden, lost = moved_since(self._began, self._hidden(), self._bare)
+        hidden, lost = moved_since(self._began, self._hidden(), self._bare, self.optimizer, self.ema)
         if lost and not self._lost:
             self._lost = True
             self.world.print(f"lockstep: note: {lost_line(lost)}")

@@ -218,6 +218,11 @@ def _describe(model: nn.Module, optimizer: torch.optim.Optimizer, tensors: dict[
         return where
 
     saved = optimizer.state_dict()
+    if missing := {"state", "param_groups"} - saved.keys():
+        what = f"{type(optimizer).__qualname__}.state_dict() has no {' and no '.join(sorted(missing))}"
+        raise UserError(
+            what, "Let it return both, as torch.optim.Optimizer's does; other entries may stand beside them."
+        )
     parameters = parameters_by_index(optimizer, saved)
     home = next(iter(parameters.values())).device
     entries = []

@@ -14,7 +14,6 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from lockstep.errors import UserError
@@ -180,4 +179,6 @@ def table_on(images: ImageSet, device: Any) -> Tensor | None:
 def members(labels: Tensor, classes: int, sets: Tensor | None) -> Tensor:
     """bool [b, classes]: the classes of each of these labels, int64 [b]; `sets` as `table_on` gives it. Raises
     RuntimeError, on a GPU later, for a label beyond the classes."""
-    return F.one_hot(labels, classes).bool() if sets is None else sets[labels]
+    if sets is not None:
+        return sets[labels]
+    return torch.zeros(len(labels), classes, dtype=torch.bool, device=labels.device).scatter_(1, labels[:, None], True)

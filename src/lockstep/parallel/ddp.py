@@ -60,12 +60,18 @@ class LockstepDDP(DistributedDataParallel):
             # ends accumulation there), and it saves work only where parameters go unused
             find_unused_parameters=find_unused_parameters,
         )
-        self.reduced = [p.requires_grad for p in self.parameters()]
+        self.every = [*self.parameters()]
+        self.reduced = [p.requires_grad for p in self.every]
         # Off only now: as an argument it also kept torch < 2.15 from making the initial buffers rank 0's.
         setattr(self, _BUFFER_FLAG, False)
         self.compress = compress
         if compress != "none":
             self.register_comm_hook(_ROUNDED[compress], _rounded_sum)
+
+    def _post_forward(self, output: Any) -> Any:
+        """Where forward has frozen layers, DDP must not wait for their gradients in the backward pass."""
+        with nullcontext() if self.reduced == [p.requires_grad for p in self.every] else self.no_sync():
+            return super()._post_forward(output)  # type: ignore[no-untyped-call]
 
 
 class DDPSync(BackwardSync):
@@ -116,6 +122,7 @@ class DDPSync(BackwardSync):
     def finish(self) -> None:
         """From the ranks' mean to their sum: exact where N is a power of 2."""
         trained, self.marks = self._trained(), []
+        self.by_hand |= isinstance(self.ddp, LockstepDDP) and trained != self.reduced  # by forward: DDP did not reduce
         if not self.by_hand and self.link.compress == "none":
             gradients = [p.grad for p, known in zip(self.every, self.reduced, strict=True) if known]
             torch._foreach_mul_([g for g in gradients if g is not None], self.ranks)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from lockstep import models
-from lockstep.checkpoint.carried import packed, unpacked
+from lockstep.checkpoint.carried import hidden_state, packed, unpacked
 from lockstep.checkpoint.foreign import load_foreign
 from lockstep.config import Config, DataConfig, Execution, ModelConfig, SamplesConfig
 from lockstep.config.data import is_code
@@ -34,7 +34,6 @@ from lockstep.parallel.batchnorm import SyncBatchNorm, local_batch_norms, withou
 from lockstep.parallel.fsdp import is_sharded
 from lockstep.parallel.hidden_state import HiddenState, digest
 from lockstep.parallel.module_state import eval_mode, preserved_state
-from lockstep.parallel.parameter_hooks import hooks_around
 from lockstep.parallel.strategy import spread
 from lockstep.randomness import stream
 from lockstep.rng.generators import seed_everything
@@ -64,9 +63,7 @@ class Run:
 
     def hidden(self) -> HiddenState:
         """What the run's code keeps beside parameters and gradients, as it is now."""
-        optimizer = self.step.optimizer
-        hooks = hooks_around(self.model, optimizer)
-        return HiddenState({"": self.model, "optimizer": optimizer, "the loss": self.step.loss, **hooks})
+        return hidden_state(self.model, self.step.optimizer, self.step.loss, self.ema)
 
     @property
     def evaluated(self) -> nn.Module:

@@ -74,7 +74,7 @@ def evaluate(
 
     The bare module runs: the DDP wrapper's forward holds collectives, and a rank whose part is smaller would leave the
     others waiting. Each chunk of the loader gives one row of float64 sums; rows are put together over the ranks and
-    added in order. The model is left as it was: buffers that differ between ranks are averaged for as long as it runs.
+    added in order. The model is left as it was, but for buffers that differ between ranks, which become their mean.
 
     Args:
         tick: called before each chunk, so that a long evaluation can show that it is alive.
@@ -114,6 +114,7 @@ def outputs(
     """
     bare, seed = unwrap(model), seeding([world.device])
     context = autocast(precision, world.device)
+    average_buffers(bare, 1 if synchronized else world.size)
     # a batch norm that stays in training takes a chunk for a whole batch
     with (
         preserved_buffers(bare.modules()),
@@ -122,7 +123,6 @@ def outputs(
         without_ranks(),
         torch.no_grad(),
     ):
-        average_buffers(bare, 1 if synchronized else world.size)
         start, versions = Kept(bare.modules()), [(id(b), b._version) for b in bare.buffers()]
         for chunk, images, labels in loader:
             tick()

@@ -84,7 +84,7 @@ def resume(
 
 def carried(run: Run) -> tuple[dict[str, Any], list[str]]:
     """What has moved since the start and is in no state_dict, for a checkpoint's JSON; and what can't go there."""
-    return moved_since(run.began, run.hidden(), run.model)
+    return moved_since(run.began, run.hidden(), run.model, run.step.optimizer, run.ema)
 
 
 def load(run: Run, loaded: Loaded) -> State:

@@ -81,7 +81,6 @@ class SelfCheck(StepPasses):
         # of each kind the first finding, and whether it is the first of all, which alone is worth a line
         self.report: Callable[[Finding, bool], object] = self._warn
         self._most = _MOST
-        self._looks = law != "off" and step.sync.comparable
         self._takers: dict[tuple[int, int], tuple[int, int]] = {}  # as which rank of how many a part passes
         self.again = self._second = self._thorough = self._uneven = False
         self._seen, self._reported = set[tuple[str, str]](), _reported.setdefault(self.bare, set())
@@ -90,13 +89,16 @@ class SelfCheck(StepPasses):
         # generators after the step before, the loop's among them; and each pass of the step under way
         self._loops, self._before = dict[str, Any](), list[HiddenState]()
         self._between: HiddenState | None = None
-        if self._looks:
+        if self._looks():
             comparing.add(self)
+
+    def _looks(self) -> bool:
+        return self.law != "off" and self.step.sync.comparable
 
     def due(self) -> bool:
         """Whether a step is compared that is to be, by itself (`is_checked`) or because the one before left a doubt."""
         self._second, self.again = self.again, False
-        return self._looks
+        return self._looks()
 
     def _warn(self, finding: Finding, first: bool) -> None:
         if first and self.rank == 0:
@@ -108,7 +110,7 @@ class SelfCheck(StepPasses):
 
     def note_generators(self, frame: FrameType | None) -> None:
         """Before a step that is compared: is anything drawn until then? `frame`: of the loop, where it is a user's."""
-        if self._looks:
+        if self._looks():
             self._loops = generators_around(frame)
             self._between = HiddenState(self._loops, self.devices)
 
@@ -366,7 +368,9 @@ class SelfCheck(StepPasses):
             after = self._before[i + 1] if i + 1 < len(self._before) else actual.state
             found += self._compared_buffers(batch, i, after, states, not given, again)
             for _, state in each:
-                if names := self.kept_otherwise(after, state):
+                # a loss that wants the whole batch gets it on every rank, and is not called for parts
+                others = self.of_loss() if given and self.step.whole_batch else set()
+                if names := [name for name in self.kept_otherwise(after, state) if name not in others]:
                     found += self.matters(batch, names, after, state)
                     break
         return found

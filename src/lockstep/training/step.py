@@ -160,7 +160,8 @@ def refusal_of(error: Exception, shard: Shard, alone: bool) -> UserError | None:
     if isinstance(error, ValueError) and "more than 1 value per channel" in str(error):
         return UserError(
             "batch norm has a single value for a channel, which has no spread",
-            "Leave the short last batch out by --drop-last, or choose another --batch-size.",
+            "Leave the short last batch out by --drop-last, or choose another --batch-size, or other SAMPLES of "
+            "--batch-norm groups:SAMPLES.",
         )
     return None
 

@@ -133,6 +133,10 @@ class StepPasses:
                 found.keep_parameter(name, p)
         return found
 
+    def of_loss(self) -> set[str]:
+        """What of a state's names is the loss's."""
+        return {*HiddenState({"the loss": self.step.loss}).values}
+
     def group(self) -> int:
         """Samples that only pass together, as those of a batch norm over groups."""
         return max((m.group for m in self.bare.modules() if isinstance(m, GroupBatchNorm)), default=1)

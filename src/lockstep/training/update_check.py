@@ -4,13 +4,14 @@ Where it runs a user's own code (a hook, an optimizer's class), the update is ta
 of two ranks, and put back. After the true one the ranks compare what they hold.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor
 
-from lockstep.checkpoint.restore import with_inner
+from lockstep.checkpoint.carried import with_inner
 from lockstep.monitoring import desync
 from lockstep.parallel.fsdp import is_part
 from lockstep.parallel.hidden_state import digest, put_back
@@ -57,7 +58,10 @@ def _undone(step: Step) -> Iterator[None]:
     tensors = [each for each in (*step.named.values(), *own, *gradients.values(), *inner) if isinstance(each, Tensor)]
     tensors = [*{id(each): each for each in tensors}.values()]
     copies = [each.detach().clone() for each in tensors]
-    roots = {"": step.bare, "optimizer": step.optimizer, **hooks_around(step.bare, step.optimizer)}
+    entries = [*(one for state in states for one in state.values()), *(group for each in groups for group in each)]
+    lists = [value for entry in entries for value in entry.values() if isinstance(value, list | dict | deque | set)]
+    roots = {"": step.bare, "optimizer": step.optimizer, "lists": lists}
+    roots |= hooks_around(step.bare, step.optimizer)
     with put_back(roots, driven(step.bare)):
         try:
             yield
