@@ -117,7 +117,7 @@ def grouped(world: World, folder: Path) -> list[float]:
     net = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, 10))
     model = ls.parallelize(net, world, batch_norm="groups:32")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    step, checkpoints = ls.TrainStep(model, F.cross_entropy, optimizer), ls.Checkpoints(folder, model, optimizer, world)
+    checkpoints, step = ls.Checkpoints(folder, model, optimizer, world), ls.TrainStep(model, F.cross_entropy, optimizer)
     for batch in itertools.islice(loader.epoch(0), 3):
         step(batch)
     checkpoints.save(3)
@@ -125,10 +125,11 @@ def grouped(world: World, folder: Path) -> list[float]:
     return net[2].running_mean.tolist()
 
 
-def test_what_is_kept_of_groups_statistics_is_all_ranks(tmp_path: Path) -> None:
+def test_what_is_kept_of_groups_statistics_is_all_ranks(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     one, two = run_ranks(grouped, 2, tmp_path / "two")
     assert one == two
     np.testing.assert_allclose(one, grouped(ALONE, tmp_path / "one"), rtol=1e-4, atol=1e-6)
+    assert "no checkpoint holds" not in "".join(capfd.readouterr())
 
 
 def test_an_optimizer_without_its_state_is_told(tmp_path: Path) -> None:

@@ -34,7 +34,8 @@ def hidden_state(
     inner = with_inner(optimizer)
     if len(inner) > 1:  # the state_dict of one around another may be that one's
         roots |= {f"{_STATE}{i}": vars(each)["state"] for i, each in enumerate(inner)}
-    return HiddenState(roots | hooks_around(model, optimizer))
+    given = {name: root for name, root in roots.items() if root is not None}
+    return HiddenState(given | hooks_around(model, optimizer))
 
 
 def moved_since(

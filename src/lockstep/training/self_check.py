@@ -364,12 +364,11 @@ class SelfCheck(StepPasses):
             self._passed(shares, given, found, seed)
             return found
 
+        others = self.of_loss() if given and self.step.whole_batch else set()  # which is not called for parts
         for i, each in enumerate(states):
             after = self._before[i + 1] if i + 1 < len(self._before) else actual.state
             found += self._compared_buffers(batch, i, after, states, not given, again)
             for _, state in each:
-                # a loss that wants the whole batch gets it on every rank, and is not called for parts
-                others = self.of_loss() if given and self.step.whole_batch else set()
                 if names := [name for name in self.kept_otherwise(after, state) if name not in others]:
                     found += self.matters(batch, names, after, state)
                     break
