@@ -4,7 +4,6 @@ Where it runs a user's own code (a hook, an optimizer's class), the update is ta
 of two ranks, and put back. After the true one the ranks compare what they hold.
 """
 
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -59,8 +58,8 @@ def _undone(step: Step) -> Iterator[None]:
     tensors = [*{id(each): each for each in tensors}.values()]
     copies = [each.detach().clone() for each in tensors]
     entries = [*(one for state in states for one in state.values()), *(group for each in groups for group in each)]
-    lists = [value for entry in entries for value in entry.values() if isinstance(value, list | dict | deque | set)]
-    roots = {"": step.bare, "optimizer": step.optimizer, "lists": lists}
+    others = [value for entry in entries for value in entry.values() if not isinstance(value, Tensor)]
+    roots = {"": step.bare, "optimizer": step.optimizer, "state": others}
     roots |= hooks_around(step.bare, step.optimizer)
     with put_back(roots, driven(step.bare)):
         try:
