@@ -164,12 +164,11 @@ def test_metrics_are_those_of_the_whole_set_at_once(samples: int, size: int) -> 
 
 
 @pytest.mark.parametrize("n", [2, 3])
-def test_buffers_that_ranks_moved_apart_are_averaged_for_the_evaluation_and_put_back(n: int) -> None:
+def test_buffers_that_ranks_moved_apart_are_averaged_by_the_evaluation(n: int) -> None:
     found = [rank["buffers"] for rank in ranks_of(n)]
     assert len({str(rank["before"]) for rank in found}) == n, "the ranks must have differed, or this proves nothing"
     assert len({rank["digests"][0] for rank in found}) == n
-    assert all(rank["digests"][1] == rank["digests"][0] for rank in found), "the caller's model was changed"
-    assert len({rank["digests"][2] for rank in found}) == 1
+    assert len({digest for rank in found for digest in rank["digests"][1:]}) == 1, "rank 0 saves what all evaluate"
     assert len({str(metrics) for rank in found for metrics in rank["metrics"]}) == 1
     mean = np.mean([rank["before"] for rank in found], axis=0)
     for rank in found:
