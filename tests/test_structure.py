@@ -43,7 +43,7 @@ BUDGETS = {
     "training": (5523, "training"),
     "gradients and draws": (3965, "parallel rng"),
     "processes": (2964, "distributed"),
-    "state and monitoring": (3579, "checkpoint monitoring"),
+    "state and monitoring": (3582, "checkpoint monitoring"),
     "models and their use": (1723, "models inference cli errors randomness __init__ __main__"),
     "audit": (4499, "commands/audit"),
     "reproduce": (2295, "commands/reproduce"),
@@ -56,7 +56,7 @@ BUDGETS = {
     "machines": (1096, "commands/doctor commands/launch_script"),
     "everyday commands": (1468, "commands"),  # all others
 }
-MAX_LINES, MAX_FILES = 37_896, 260
+MAX_LINES, MAX_FILES = 37_899, 260
 
 
 def module_name(path: Path) -> str:

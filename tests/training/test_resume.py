@@ -353,8 +353,23 @@ def looking_ahead(model: nn.Module, optim: OptimConfig, lr: float) -> Lookahead:
     return Lookahead(torch.optim.SGD(model.parameters(), lr, momentum=0.9))
 
 
+class Wrapped(Lookahead):
+    """Gives the other's groups by a property, as schedule-free's wrapper does."""
+
+    def __init__(self, base: torch.optim.Optimizer) -> None:
+        self.base, self.defaults, self.taken, self.state = base, base.defaults, 0, {}  # type: ignore[assignment]
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+        return self.base.param_groups
+
+
+def wrapped(model: nn.Module, optim: OptimConfig, lr: float) -> Wrapped:
+    return Wrapped(torch.optim.SGD(model.parameters(), lr, momentum=0.9))
+
+
 @pytest.mark.parametrize("model", ["Keeps", "Fills"])
-@pytest.mark.parametrize("optimizer", ["warm", "optimistic", "hooked", "looking_ahead"])
+@pytest.mark.parametrize("optimizer", ["warm", "optimistic", "hooked", "looking_ahead", "wrapped"])
 def test_what_no_state_dict_holds_is_carried(tmp_path: Path, model: str, optimizer: str) -> None:
     config = dataclasses.replace(
         PLAIN,

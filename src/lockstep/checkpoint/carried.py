@@ -33,7 +33,7 @@ def hidden_state(
     roots = {"": model, "optimizer": optimizer, "the loss": loss, "the average": average}
     inner = with_inner(optimizer)
     if len(inner) > 1:  # the state_dict of one around another may be that one's
-        roots |= {f"{_STATE}{i}": vars(each)["state"] for i, each in enumerate(inner)}
+        roots |= {f"{_STATE}{i}": vars(each).get("state") for i, each in enumerate(inner)}
     given = {name: root for name, root in roots.items() if root is not None}
     return HiddenState(given | hooks_around(model, optimizer))
 

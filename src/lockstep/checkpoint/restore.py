@@ -307,22 +307,25 @@ def _restore_optimizer(loaded: Loaded, optimizer: torch.optim.Optimizer, keep: C
     state = {index: decode(entry, partial(place, home=parameters.get(index, first))) for index, entry in saved["state"]}
     for group, live in zip(rest["param_groups"], optimizer.param_groups, strict=True):
         group.update({name: live[name] for name in (*_KERNELS, *keep) if name in live})
-    held = [vars(each) for each in with_inner(optimizer)]
-    before = [(each, each["param_groups"], [*each["param_groups"]], each["state"]) for each in held]
+    held = [vars(each) for each in with_inner(optimizer)]  # one around another may have them as properties
+    groups = [(each, each["param_groups"], [*each["param_groups"]]) for each in held if "param_groups" in each]
+    states = [(each, each["state"]) for each in held if "state" in each]
     optimizer.load_state_dict({**rest, "state": state})
-    for each, groups, inside, kept in before:  # torch puts new ones there, and an optimizer around it holds these
+    for each, live, inside in groups:  # torch puts new ones there, and an optimizer around it holds these
         for group, new in zip(inside, each["param_groups"], strict=True):
             group.update(new)
-        groups[:] = inside
+        live[:] = inside
+        each["param_groups"] = live
+    for each, kept in states:
         if each["state"] is not kept:
             kept.clear()
             kept.update(each["state"])
-        each["param_groups"], each["state"] = groups, kept
+            each["state"] = kept
     for index, entry in state.items():
         key = parameters.get(index, index)
-        for live in (each["state"] for each in held):
-            if len(held) == 1 or (isinstance(entry, dict) and entry.keys() <= live.get(key, {}).keys()):
-                live[key] = _uncast(live[key], entry, "")
+        for _, kept in states:
+            if len(states) == 1 or (isinstance(entry, dict) and entry.keys() <= kept.get(key, {}).keys()):
+                kept[key] = _uncast(kept[key], entry, "")
 
 
 def _placed(source: Tensor, home: Tensor, on_host: bool) -> Tensor:
