@@ -55,10 +55,8 @@ def trained(world: World, net: nn.Module, threads: int, precision: str = "fp32")
     def loss(outputs: Tensor, labels: Tensor) -> Tensor:
         return F.cross_entropy(outputs.float(), labels)
 
-    unused = hasattr(net, "order")
-    step = TrainStep(
-        net, loss, optimizer, precision=precision, clip_norm=1.0, sync=sync, seed=3, find_unused_parameters=unused
-    )
+    sync.skips_unused = hasattr(net, "order")
+    step = TrainStep(net, loss, optimizer, precision=precision, clip_norm=1.0, sync=sync, seed=3)
     losses = [world.sum(step(batch)).item() for batch in batches(world)]
     return digest(net), repr(losses)
 
@@ -273,9 +271,8 @@ def test_a_model_with_a_function_that_holds_a_part_of_it_has_no_copies(how: str)
     layer.forward = ways[how]  # type: ignore[method-assign]
     sync = ExactSync(net, SINGLE, SLICES, threads=2)
     parameters = [p for p in net.parameters() if how != "method" or p is not scale]
-    step = TrainStep(
-        net, F.cross_entropy, torch.optim.SGD(parameters, 0.1), sync=sync, find_unused_parameters=how == "method"
-    )
+    sync.skips_unused = how == "method"
+    step = TrainStep(net, F.cross_entropy, torch.optim.SGD(parameters, 0.1), sync=sync)
     for batch in batches(SINGLE):
         step(batch)
     assert "a function in it holds a part of the model" in sync.replicas.reason

@@ -21,7 +21,8 @@ from lockstep.distributed.world import World
 from lockstep.monitoring.desync import contents
 from lockstep.parallel.buffers import average_buffers
 from lockstep.parallel.fsdp import ShardedSync, is_part, is_sharded, local, part_of, shard, whole
-from lockstep.training.assemble import assemble
+from lockstep.parallel.strategy import parallelize
+from lockstep.training.assemble import assemble, loaders
 from lockstep.training.evaluation import evaluate
 from lockstep.training.outcomes import minus, norms_of
 from tests.ranks import run_ranks
@@ -159,7 +160,12 @@ def evaluated(world: World) -> list[tuple[float, float]]:
         metrics = evaluate(run.model, loader, world)
         assert loader.short == (len(list(loader)) < -(-loader.chunks // world.size))
         results.append((metrics.top1, metrics.loss))
-    return results
+    pairs = torch.arange(40.0).double().view(10, 1, 2, 2), torch.arange(10) % 2  # one chunk, of the model's own type
+    _, val = loaders((pairs, pairs), world, batch_size=10)
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Flatten(), nn.Linear(4, 2)).double()
+    metrics = evaluate(parallelize(net, world, strategy="fsdp"), val, world)
+    return [*results, (metrics.top1, metrics.loss)]
 
 
 Found = list[dict[str, Any]]

@@ -302,7 +302,7 @@ def ended(
     torch.manual_seed(0)
     model = make()
     before(model)
-    wrapped = parallelize(model, world, find_unused_parameters=options.get("find_unused_parameters", False))
+    wrapped = parallelize(model, world, find_unused_parameters=options.pop("find_unused_parameters", False))
     step = TrainStep(wrapped, loss, optimizer(model.parameters(), RATE, momentum=0.5), **options)
     after(model)
     for t, n in enumerate(sizes):

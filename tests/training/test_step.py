@@ -171,7 +171,7 @@ def unused(world: World) -> str:
     """What is said of parameters that the loss does not use; where that is accepted, or they are frozen, nothing is."""
     model = Unused()
     accepting = parallelize(model, world, find_unused_parameters=True)
-    step = TrainStep(accepting, F.cross_entropy, sgd(model), find_unused_parameters=True)
+    step = TrainStep(accepting, F.cross_entropy, sgd(model))
     for t in range(3):
         step(batch_of(world, inputs(4), step=t))
     model = Unused()
@@ -343,7 +343,7 @@ def test_an_unused_parameter_is_named_in_the_first_step(ranks: list[dict[str, An
     for rank in ranks:
         said, _, remedy = rank["unused"].partition("\n")
         assert said == "2 parameter(s) took no part in the loss: forgotten.weight, forgotten.bias"
-        assert "--find-unused-parameters" in remedy
+        assert "give parallelize find_unused_parameters=True" in remedy
 
 
 MISFITS: list[tuple[dict[str, Any], str]] = [

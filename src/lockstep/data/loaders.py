@@ -358,10 +358,10 @@ class EvalLoader:
         """True on a rank that has a chunk less than others."""
         return self.world.rank >= self.chunks % self.world.size > 0
 
-    def blank(self) -> Tensor:
-        """A chunk of one black image, float32 [1, C, H, W]."""
-        image = torch.zeros(1, *self.images.shape, dtype=torch.uint8, device=self.world.device)
-        return self.augment(image, torch.zeros(1, dtype=torch.int64), None)
+    def first(self) -> Tensor:
+        """A chunk of the set's first image alone, [1, C, H, W]."""
+        images, _, ids = next(iter(self.read([(np.zeros(1, np.int64), None)])))
+        return self.augment(images, ids, None)
 
     def __iter__(self) -> Iterator[tuple[int, Tensor, Tensor]]:
         """This rank's (chunk number, images float32 [b, C, H, W], labels int64 [b])."""

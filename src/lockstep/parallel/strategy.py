@@ -76,7 +76,7 @@ def parallelize(
             "single".
         batch_norm: what statistics are taken over: "global", the micro-batch on all ranks ("auto": that, on several
             ranks), "local", a rank's own part of it, or "groups:SAMPLES". It changes batch norm layers in place.
-        find_unused_parameters: as in DistributedDataParallel.
+        find_unused_parameters: accept parameters that take no part in a loss, as DistributedDataParallel does.
         compress: what DDP sends of a gradient: "none", "fp16" or "bf16".
         activation_checkpointing: blocks compute their insides again in the backward pass.
 
@@ -142,9 +142,13 @@ def spread(
             each.to(world.device)
     if config.exact:
         threads = threads_each(execution.threads, world.local_size)
-        return model, ExactSync(model, world, config.exact, threads)
+        sync = ExactSync(model, world, config.exact, threads)
+        sync.skips_unused = config.model.find_unused_parameters
+        return model, sync
     if execution.strategy == "ddp" and world.size > 1:
         model = LockstepDDP(model, world, config.model.find_unused_parameters, config.comm.compress)
+    if config.model.find_unused_parameters:
+        _UNUSED.add(unwrap(model))
     if world.size > 1 and config.statistics(world.size) == "local" and local_batch_norms(unwrap(model)):
         _LOCAL.add(unwrap(model))
     return model, sync_of(model)
@@ -174,6 +178,7 @@ def _convert(model: nn.Module, world: World, config: Config) -> None:
 
 
 _LOCAL = WeakSet[nn.Module]()  # bare models whose batch norms follow each process's own samples, as was asked for
+_UNUSED = WeakSet[nn.Module]()  # bare models of whose parameters some may take no part in a loss
 
 
 def sync_of(model: nn.Module) -> GradientSync:
@@ -191,6 +196,7 @@ def sync_of(model: nn.Module) -> GradientSync:
     else:
         found = GradientSync()
     found.comparable = found.comparable and unwrap(model) not in _LOCAL
+    found.skips_unused = unwrap(model) in _UNUSED or bool(getattr(model, "find_unused_parameters", False))
     return found
 
 

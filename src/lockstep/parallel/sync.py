@@ -29,6 +29,7 @@ class GradientSync:
     exact = False  # shards are the same on every N, and may be taken in several threads
     sequential = False  # they are taken in one thread all the same
     overlap: bool | None = None  # whether exact mode's reductions start during backward; None until a step has shown it
+    skips_unused = False  # parameters that get no gradient are accepted
     link = CommConfig()  # what it does for a slow link, for the rules of what goes together
 
     def cut(self, batch: Tensor, sizes: Sequence[int]) -> Sequence[Tensor]:

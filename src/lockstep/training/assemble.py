@@ -370,7 +370,6 @@ def assemble(config: Config, world: World, dtype: torch.dtype | None = None) -> 
         schedule=lambda samples: schedules.factor(optim, samples, train.order.samples_per_epoch, config.epochs),
         seed=config.seed,
         sync=sync,
-        find_unused_parameters=config.model.find_unused_parameters,
         skip_nonfinite=config.on_nonfinite == "skip",
         law=config.execution.law,
     )

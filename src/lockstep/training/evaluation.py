@@ -136,7 +136,7 @@ def outputs(
             yield chunk, logits.float() if logits.dtype != torch.float64 else logits, labels
         if is_sharded(bare) and loader.short:  # the others' last chunk wants this rank's parts of the weights
             with context():
-                averaged(bare, loader.blank(), tta)
+                averaged(bare, loader.first(), tta)
 
 
 def averaged(model: nn.Module, images: Tensor, tta: str) -> Tensor:

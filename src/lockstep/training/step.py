@@ -109,9 +109,7 @@ def needs_closure(optimizer: torch.optim.Optimizer) -> UserError:
     )
 
 
-def require_sound(
-    sync: GradientSync, precision: str, skip: bool, unused: bool, clip_norm: float, whole_batch: bool
-) -> None:
+def require_sound(sync: GradientSync, precision: str, skip: bool, clip_norm: float, whole_batch: bool) -> None:
     """Raise UserError for a step whose settings don't go together, in the words of the command line."""
     if whole_batch and sync.exact:
         raise UserError(
@@ -121,7 +119,7 @@ def require_sound(
     Config(
         precision=typing.cast(Precision, precision),
         on_nonfinite="skip" if skip else "stop",
-        model=ModelConfig(find_unused_parameters=unused),
+        model=ModelConfig(find_unused_parameters=sync.skips_unused),
         optim=OptimConfig(clip_norm=clip_norm),
         comm=sync.link,
         recovery=Recovery(checkpoint_every="0"),
@@ -246,7 +244,6 @@ class TrainStep:
             rate.
         seed: key of dropout and of whatever else the model draws.
         sync: how gradients are combined (default: as `parallelize` made `model`).
-        find_unused_parameters: accept parameters without a gradient.
         skip_nonfinite: leave weights and buffers as they are where a gradient is not finite, on all ranks alike. It
             costs a wait for the device on every step.
         whole_batch: the loss compares samples with each other, as contrastive losses do: it gets the outputs and labels
@@ -270,7 +267,6 @@ class TrainStep:
         schedule: Callable[[int], float] | None = None,
         seed: int = 0,
         sync: GradientSync | None = None,
-        find_unused_parameters: bool = False,
         skip_nonfinite: bool = False,
         whole_batch: bool = False,
         law: Law = "warn",
@@ -278,12 +274,12 @@ class TrainStep:
         self.model, self.loss, self.optimizer = model, terms_of(loss), optimizer
         self.bare, self._sharded = unwrap(model), is_sharded(model)
         self.clip_norm, self.schedule, self.seed, self.whole_batch = clip_norm, schedule, seed, whole_batch
-        self.named, self._skips_unused = dict(self.bare.named_parameters()), find_unused_parameters
-        self._take_groups()
+        self.named = dict(self.bare.named_parameters())
         self.hooks = hooks_of(self.bare)
         device = next(model.parameters()).device
         self.sync: GradientSync = sync or sync_of(model)
-        require_sound(self.sync, precision, skip_nonfinite, find_unused_parameters, clip_norm, whole_batch)
+        self._take_groups()
+        require_sound(self.sync, precision, skip_nonfinite, clip_norm, whole_batch)
         self.autocast_dtype = LOW.get(precision)
         self.autocast = autocast(precision, device, cache=not self.sync.exact)
         self.scaler = scaler(precision, device)
@@ -316,7 +312,7 @@ class TrainStep:
         own = {*map(id, self.parameters)}
         # of another optimizer, perhaps: no gradient of theirs goes into a step, none is lost, and none is left by it
         self._others = [p for p in self.named.values() if id(p) not in own]
-        self._needed = [] if self._skips_unused else [p for p in self.parameters if p.requires_grad]
+        self._needed = [] if self.sync.skips_unused else [p for p in self.parameters if p.requires_grad]
         for group in self._groups if self.schedule is not None else ():
             group.setdefault("initial_lr", group["lr"])
 
@@ -432,8 +428,8 @@ class TrainStep:
         if unused := [name for name, p in self.named.items() if id(p) in missing and p.requires_grad]:
             raise UserError(
                 f"{len(unused)} parameter(s) took no part in the loss: {', '.join(unused[:5])}",
-                "Use them in forward(), whichever samples pass, freeze them with requires_grad_(False), or pass "
-                "--find-unused-parameters.",
+                "Use them in forward(), whichever samples pass, freeze them with requires_grad_(False), or give "
+                + ("parallelize find_unused_parameters=True." if self.own_loop else "--find-unused-parameters."),
             )
 
     def _refuse_own_gradients(self) -> None:
