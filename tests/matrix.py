@@ -92,8 +92,6 @@ def tried(pool: Pool, combination: Combination, sizes: tuple[int, ...]) -> list[
 
 def _fits(config: Config, n: int) -> bool:
     """Whether so many processes may share the batch."""
-    if n > 1 and config.execution.strategy == "single":
-        return False
     try:
         config.require_batch_for(n)
     except UserError:

@@ -17,7 +17,7 @@ _NETS = "tests.matrix_nets"
 AXES: dict[str, tuple[Any, ...]] = {
     "precision": ("bf16", "fp16", "tf32"),
     "on_nonfinite": ("skip", "rollback"),
-    "execution.strategy": ("fsdp", "single"),
+    "execution.strategy": ("fsdp",),
     "comm.compress": ("fp16", "bf16"),
     "optim.ema": (0.7,),
     "optim.ema_warmup": (True,),

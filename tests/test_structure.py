@@ -38,11 +38,11 @@ MAX_FLOORS, MAX_ROOMS, MAX_ARROWS = 10, 16, 60  # a room: a folder or file right
 MAX_FILE, MAX_FUNCTION, SMALL_FILE, MAX_SMALL_FILES = 600, 60, 60, 40
 # How many lines a part of the source may have. A change that needs more raises its number here, so that review sees it.
 BUDGETS = {
-    "config": (1755, "config"),
+    "config": (1753, "config"),
     "data": (5081, "data"),
     "training": (5518, "training"),
-    "gradients and draws": (3972, "parallel rng"),
-    "processes": (2964, "distributed"),
+    "gradients and draws": (3967, "parallel rng"),
+    "processes": (2962, "distributed"),
     "state and monitoring": (3582, "checkpoint monitoring"),
     "models and their use": (1723, "models inference cli errors randomness __init__ __main__"),
     "audit": (4499, "commands/audit"),
@@ -53,10 +53,10 @@ BUDGETS = {
     ),
     "verify, chaos": (1190, "commands/verify commands/chaos"),
     "looking at runs": (1267, "commands/report commands/runs commands/watch commands/diff"),
-    "machines": (1096, "commands/doctor commands/launch_script"),
+    "machines": (1090, "commands/doctor commands/launch_script"),
     "everyday commands": (1468, "commands"),  # all others
 }
-MAX_LINES, MAX_FILES = 37_901, 260
+MAX_LINES, MAX_FILES = 37_884, 260
 
 
 def module_name(path: Path) -> str:

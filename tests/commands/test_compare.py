@@ -91,9 +91,9 @@ def _plan(*strategies: str, nproc: tuple[int, ...] = (1, 2), repeats: int = 1, *
 
 
 def test_each_row_gets_an_equal_part_of_threads_and_workers_and_trains_the_same_undisturbed() -> None:
-    plan, configs = _plan("single", "ddp"), list[Config]()
-    for strategy, count in (("single", 1), ("ddp", 1), ("ddp", 2), ("ddp", 4)):
-        configs.append(plan.config_for(strategy, count, cores=8, gpus=0))
+    plan, configs = _plan("ddp"), list[Config]()
+    for count in (1, 2, 4):
+        configs.append(plan.config_for("ddp", count, cores=8, gpus=0))
         execution = configs[-1].execution
         assert execution.nproc == count
         assert execution.threads * count == 8
@@ -208,10 +208,10 @@ _step_s = st.floats(0.001, 10)
 @given(st.lists(st.tuples(_step_s, _step_s, _step_s), min_size=1, max_size=6))
 @settings(max_examples=25, deadline=None)
 def test_speed_ups_are_paired_and_intervals_hold_the_median(times: list[tuple[float, float, float]]) -> None:
-    names = ["single x1", "ddp+bf16 x2", "ddp+bf16 x4"]  # for which no ideal is known
+    names = ["ddp x1", "ddp+bf16 x2", "ddp+bf16 x4"]  # for which no ideal is known
     rows = [row(name, {k: result(t[i]) for k, t in enumerate(times)}) for i, name in enumerate(names)]
     table = {r["name"]: r for r in aggregate(rows)["rows"]}
-    assert table["single x1"]["speedup"]["median"] == table["single x1"]["efficiency"]["median"] == 1.0
+    assert table["ddp x1"]["speedup"]["median"] == table["ddp x1"]["efficiency"]["median"] == 1.0
     for i, name in enumerate(names):
         found, ratios = table[name], sorted(t[0] / t[i] for t in times)
         assert ratios[0] * 0.999 <= found["speedup"]["median"] <= ratios[-1] * 1.001
@@ -253,17 +253,17 @@ def test_another_order_of_samples_is_said_loudly() -> None:
 
 
 def test_the_first_row_that_was_measured_is_the_baseline() -> None:
-    rows = [row("single x1", {}, "why"), row("ddp x2", {1: result(1.0)}), row("ddp x4", {1: result(0.5)})]
+    rows = [row("ddp x1", {}, "why"), row("ddp x2", {1: result(1.0)}), row("ddp x4", {1: result(0.5)})]
     found = results(rows)
     assert found["baseline"] == "ddp x2"
     assert [each["speedup"] and each["speedup"]["median"] for each in found["rows"]] == [None, 1.0, 2.0]
-    assert "single x1: not measured: why" in command.explanations(found)
-    assert aggregate([row("single x1", {}, "why")])["rows"][0]["speedup"] is None
+    assert "ddp x1: not measured: why" in command.explanations(found)
+    assert aggregate([row("ddp x1", {}, "why")])["rows"][0]["speedup"] is None
 
 
 # The whole, with runs that are made up
 
-_SECONDS = {"single-x1": 1.0, "ddp-x1": 1.1, "ddp-x2": 0.6, "ddp-x4": 0.3, "ddp+accumulate64-x1": 2.0}
+_SECONDS = {"ddp-x1": 1.1, "ddp-x2": 0.6, "ddp-x4": 0.3, "fsdp-x1": 1.0, "fsdp-x2": 0.7, "ddp+accumulate64-x1": 2.0}
 
 
 def _measured(calls: list[str], failing: str = "") -> Callable[[Path, Config], dict[str, Any]]:
@@ -289,25 +289,25 @@ def _two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_rounds_are_interleaved_and_what_is_there_is_not_run_again(tmp_path: Path) -> None:
-    plan, calls = _plan("single", "ddp", out=str(tmp_path / "c"), repeats=2), list[str]()
+    plan, calls = _plan("fsdp", "ddp", out=str(tmp_path / "c"), repeats=2), list[str]()
     first = command.compare(plan, _silent, _measured(calls))
-    there = ["single-x1", "ddp-x1", "ddp-x2"]
+    there = ["fsdp-x1", "fsdp-x2", "ddp-x1", "ddp-x2"]
     assert calls == [f"{name}-r1" for name in there] + [f"{name}-r2" for name in reversed(there)]
     assert command.compare(plan, _silent, _measured(calls)) == first
     more = command.compare(replace(plan, repeats=3), _silent, _measured(calls))
-    assert calls[6:] == [f"{name}-r3" for name in there]
+    assert calls[8:] == [f"{name}-r3" for name in there]
     assert [r["name"] for r in more["rows"]] == [r["name"] for r in first["rows"]]
     assert json.loads((tmp_path / "c/results.json").read_text()) == json.loads(json.dumps(more))
     with pytest.raises(UserError, match=r"conditions.*\n    config\.seed: 0 -> 1\n"):
-        command.compare(_plan("single", out=str(tmp_path / "c"), seed=1), _silent, _measured(calls))
+        command.compare(_plan("ddp", out=str(tmp_path / "c"), seed=1), _silent, _measured(calls))
 
 
 def test_what_can_t_be_measured_here_is_not_started_and_a_failure_is_not_repeated(tmp_path: Path) -> None:
-    strategies = ("single", "ddp", "ddp+fp16", "exact2+syncbn", "ddp+tf32", "ddp+accumulate64")
+    strategies = ("ddp", "ddp+fp16", "exact2+syncbn", "ddp+tf32", "ddp+accumulate64")
     plan, calls = _plan(*strategies, nproc=(1, 2, 4), out=str(tmp_path / "c"), repeats=2), list[str]()
     found = command.compare(plan, _silent, _measured(calls, failing="ddp-x2-r1"))
-    once = ["single-x1-r1", "ddp-x1-r1", "ddp-x2-r1", "ddp+accumulate64-x1-r1"]
-    assert calls == [*once, "ddp+accumulate64-x1-r2", "ddp-x1-r2", "single-x1-r2"]
+    once = ["ddp-x1-r1", "ddp-x2-r1", "ddp+accumulate64-x1-r1"]
+    assert calls == [*once, "ddp+accumulate64-x1-r2", "ddp-x1-r2"]
     why = {r["name"]: r["not_measured"] for r in found["rows"]}
     assert "4 threads on 2 CPU cores" in why["ddp x4"]
     assert "fp16 on a CPU" in why["ddp+fp16 x1"]
@@ -315,7 +315,7 @@ def test_what_can_t_be_measured_here_is_not_started_and_a_failure_is_not_repeate
     assert "TF32" in why["ddp+tf32 x1"]
     assert "smaller than the 2 processes" in why["ddp+accumulate64 x2"]
     assert why["ddp x2"] == "rank 1 failed: out of memory"
-    assert found["baseline"] == "single x1"
+    assert found["baseline"] == "ddp x1"
     for r in found["rows"]:
         assert bool(r["note"]) == bool(r["not_measured"])
         assert all(r[name] is None for name in FIGURES) == bool(r["not_measured"])
@@ -327,9 +327,9 @@ def test_by_default_1_2_and_4_processes_as_far_as_there_are_cores(
 ) -> None:
     for place in (proc, devices):
         monkeypatch.setattr(place, "cores", lambda: cores)
-    plan = _plan("single", "ddp", nproc=(), out=str(tmp_path / "c"))
+    plan = _plan("ddp", nproc=(), out=str(tmp_path / "c"))
     found = command.compare(plan, _silent, _measured([]))
-    assert [(r["processes"], r["threads"], r["not_measured"]) for r in found["rows"][1:]] == [
+    assert [(r["processes"], r["threads"], r["not_measured"]) for r in found["rows"]] == [
         (n, cores // n, "") for n in counts
     ]
 
@@ -344,15 +344,23 @@ def test_processes_that_would_share_a_gpu_are_not_measured() -> None:
 
 @pytest.mark.slow
 def test_the_real_command_compares_and_goes_on(tmp_path: Path) -> None:
-    flags = {"fraction": 0.1, "epochs": 1, "batch-size": 16, "log-every": 1, "device": "cpu", "threads": 1, "nproc": 2}
-    flags |= {"strategies": "single,ddp,ddp+syncbn+fp16", "repeats": 1, "out": "found"}
+    flags = {
+        "fraction": 0.1,
+        "epochs": 1,
+        "batch-size": 16,
+        "log-every": 1,
+        "device": "cpu",
+        "threads": 1,
+        "nproc": "1,2",
+    }
+    flags |= {"strategies": "ddp,ddp+syncbn+fp16", "repeats": 1, "out": "found"}
     words = ["compare", "digits", *(word for name, value in flags.items() for word in (f"--{name}", str(value)))]
     ended = run_lockstep(*words, cwd=tmp_path, timeout=120)
     assert ended.code == 0, ended.text
     assert not ended.orphans
     assert "same samples in the same order" in ended.out
     found = json.loads((tmp_path / "found" / "results.json").read_text())
-    single, ddp, half = found["rows"]
+    single, ddp, _, half = found["rows"]
     assert single["speedup"]["median"] == 1.0
     assert ddp["seconds_per_epoch"]["median"] > 0
     assert "fp16" in half["not_measured"]
@@ -364,7 +372,7 @@ def test_the_real_command_compares_and_goes_on(tmp_path: Path) -> None:
 
 
 def test_of_one_round_no_median_is_told_and_of_no_row_no_order() -> None:
-    lines = command.explanations(results([row("single x1", {}, "why"), row("single x2", {}, "why")], repeats=1))
+    lines = command.explanations(results([row("ddp x1", {}, "why"), row("ddp x2", {}, "why")], repeats=1))
     assert lines[1].endswith("; one round, no interval.")
     assert lines[-1] == "No row could be measured here."
     assert not any("median" in line or "same order" in line for line in lines)

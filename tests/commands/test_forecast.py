@@ -139,7 +139,7 @@ FAR = Config().with_execution(nnodes=2, master_addr="10.0.0.1", master_port=2950
         ({"seconds": 0.0}, "is not positive"),
         ({"config": replace(Config(), exact=4)}, "it forecasts plain DDP"),
         ({"config": replace(Config(), comm=CommConfig("bf16"))}, "it forecasts plain DDP"),
-        ({"config": Config().with_execution(strategy="single", nproc=1)}, "it forecasts plain DDP"),
+        ({"config": Config().with_execution(strategy="fsdp", nproc=1)}, "it forecasts plain DDP"),
         ({"config": FAR, "interconnect": "1gbit"}, "an interconnect is named, too"),
     ],
 )

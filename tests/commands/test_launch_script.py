@@ -176,7 +176,7 @@ def test_execution_goes_to_the_directives() -> None:
     wanted = {"gpus-per-node": "2", "ntasks-per-node": "2", "cpus-per-task": "6", "partition": "gpu"}
     assert wanted.items() <= found.items()
     assert (found["exclusive"], found["constraint"]) == ("", "a|b")
-    for words, tasks in (("--strategy single", "1"), ("--strategy fsdp", "4")):
+    for words, tasks in (("--nproc 1", "1"), ("--strategy fsdp", "4")):
         assert options("--gpus-per-node", "4", *words.split())["ntasks-per-node"] == tasks
 
 
@@ -198,7 +198,6 @@ def test_what_is_set_up_comes_before_the_run(tmp_path: Path) -> None:
         ("slurm", ["--cpus-per-task", "-1"], "too small"),
         ("slurm", ["--nnodes", "0"], "no machine"),
         ("slurm", ["--name", "My job"], "--name My job"),
-        ("slurm", ["--nnodes", "2", "--strategy", "single"], "--strategy single is one process"),
         ("slurm", ["--nnodes", "20", "--nproc", "4"], "smaller than the 80 processes"),
         ("slurm", ["--master-addr", "x"], "unknown flag '--master-addr'"),
         ("slurm", ["--image", "x"], "unknown flag '--image'"),

@@ -302,7 +302,7 @@ def test_the_command_varies_what_only_another_interpreter_has(tmp_path: Path) ->
         (["--nproc", "2,2"], "compares nothing"),
         (["--nproc", "1,65"], "smaller than the 65 processes"),
         (["--steps", "0"], "--steps 0 is too small"),
-        (["--strategy", "single"], "--strategy single"),
+        (["--strategy", "fsdp"], "--strategy fsdp"),
         (["--patch", "json:nowhere"], "nowhere"),
         (["--model", "digits_nett"], "digits_net"),
     ],

@@ -113,7 +113,6 @@ WRONG: list[tuple[type, dict[str, Any], str]] = [
     (Execution, {"master_port": 65536}, "--master-port 65536"),
     (Execution, {"node_rank": 1}, "--node-rank 1 with --nnodes 1"),
     (Execution, {"nnodes": 2}, "one address to meet at"),
-    (Execution, {"strategy": "single", "nproc": 2}, "--strategy single with --nproc 2: it is one process"),
     (Config, {"epochs": 0}, "--epochs 0"),
     (Config, {"batch_size": 0}, "--batch-size 0"),
     (

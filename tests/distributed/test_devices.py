@@ -200,4 +200,3 @@ def test_auto_is_a_process_for_two_cores(monkeypatch: pytest.MonkeyPatch) -> Non
         assert count == processes_on(cores)
         assert count * threads_each(0, count) <= cores  # no core has two threads
         assert process_count(Execution(device="cpu", nproc=5)) == 5
-        assert process_count(Execution(device="cpu", strategy="single")) == 1

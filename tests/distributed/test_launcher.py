@@ -28,7 +28,6 @@ def test_processes_on_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     gpus = [torch.device("cuda", i) for i in range(2)]
     monkeypatch.setattr("lockstep.distributed.devices.devices", lambda execution: gpus)
     assert process_count(Execution()) == 2
-    assert process_count(Execution(strategy="single")) == 1
     assert process_count(Execution(nproc=3, backend="gloo")) == 3  # ranks may share a GPU there
     with pytest.raises(UserError, match="--nproc 3 needs 3 GPUs, this machine offers 2"):
         process_count(Execution(nproc=3))

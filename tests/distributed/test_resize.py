@@ -190,7 +190,6 @@ def test_what_a_config_a_machine_or_another_launcher_does_not_allow(monkeypatch:
     small = dataclasses.replace(config, batch_size=2)
     assert objection(config, world, run, 3) == ""
     assert "a batch of 2 is smaller than the 3 processes" in objection(small, world, run, 3)
-    assert "it is one process" in objection(config.with_execution(strategy="single"), world, run, 2)
     two = World(0, 2, 0, 1, world.device, "gloo")
     assert "on several machines" in objection(config, two, run, 3)
     for name, value in {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}.items():

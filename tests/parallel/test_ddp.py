@@ -15,7 +15,6 @@ from torch.nn.parallel import DistributedDataParallel
 from lockstep.data.loaders import Batch
 from lockstep.data.order import Shard, micro_batches
 from lockstep.distributed.world import World
-from lockstep.errors import UserError
 from lockstep.parallel.buffers import average_buffers, put_together
 from lockstep.parallel.strategy import parallelize, sync_of
 from lockstep.parallel.sync import GradientSync
@@ -194,12 +193,7 @@ def test_forwards_hold_no_collective_on_buffers(ranks: list[dict[str, Any]]) -> 
     assert [rank["forwards"] for rank in ranks] == list(range(len(ranks)))
 
 
-def test_a_single_process_is_refused_among_several() -> None:
-    with pytest.raises(UserError, match="--strategy single is one process, and a launcher has started 2"):
-        parallelize(network(), World(0, 2, 0, 2, torch.device("cpu"), "gloo"), strategy="single")
-
-
-@pytest.mark.parametrize("how", [{"strategy": "ddp"}, {"strategy": "single"}, {"compress": "bf16"}])
+@pytest.mark.parametrize("how", [{"strategy": "ddp"}, {"compress": "bf16"}])
 def test_a_world_of_one_is_the_module_itself(how: dict[str, Any]) -> None:
     model = network()
     assert parallelize(model, SINGLE, **how) is model

@@ -105,7 +105,6 @@ def saved_again(world: World, config: Config, folder: str) -> None:
     ("changes", "message"),
     [
         ({"exact": 4, "execution": Execution(strategy="fsdp")}, "--exact 4 with --strategy fsdp"),
-        ({"exact": 4, "execution": Execution(strategy="single")}, "--exact 4 with --strategy single"),
         ({"exact": 4, "comm": CommConfig(compress="bf16")}, "--exact 4 with --compress bf16"),
         ({"comm": CommConfig("bf16"), "execution": Execution(strategy="fsdp")}, "--compress bf16 with --strategy fsdp"),
         ({"optim": OptimConfig("timm:muon"), "execution": Execution(strategy="fsdp")}, "norms of whole parameters"),

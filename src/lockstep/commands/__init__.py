@@ -57,7 +57,7 @@ COMMANDS: dict[str, Command] = {
     "sweep": Command(_MEASURE, _RECIPE, "train with several values of some flags, and compare", "sweep.main",
         ("sweep digits --vary lr=1e-3,3e-3 --vary seed=0,1,2",)),
     "compare": Command(_MEASURE, _RECIPE, "measure strategies and numbers of processes", "compare.main",
-        ("compare mnist --strategies single,ddp,ddp+bf16 --nproc 1,2",)),
+        ("compare mnist --strategies ddp,ddp+bf16 --nproc 1,2",)),
     "tune": Command(_MEASURE, _RECIPE, "find the quickest settings for this machine", "tune.main",
         ("tune cifar10", "tune mnist --axes split,precision --rounds 5")),
     "forecast": Command(_MEASURE, _RECIPE, "forecast the speed of more processes", "forecast.main",

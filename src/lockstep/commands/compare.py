@@ -71,18 +71,18 @@ def settings_of(strategy: str) -> dict[str, Any]:
 class Plan:
     """What to compare."""
 
-    strategies: Names = ("single", "ddp")
-    """BASE[+WORD...]: single, ddp, fsdp, exact8 (--exact 8); bf16, fp16, tf32, accumulate4, fp16grads
+    strategies: Names = ("ddp",)
+    """BASE[+WORD...]: ddp, fsdp, exact8 (--exact 8); bf16, fp16, tf32, accumulate4, fp16grads
     and bf16grads (--compress), syncbn, compile, channels_last.
     Speed-ups refer to the first row that can be measured."""
     nproc: Annotated[Ints, Arg(unset="1,2,4 as far as there are cores or GPUs")] = ()
-    """Numbers of processes; single is one process."""
+    """Numbers of processes."""
     repeats: int = 1
     """Rounds: each runs every row once. Two or more give intervals."""
     config: Config = field(default_factory=Config, metadata={"hidden": ("nproc", "strategy", *_UNDISTURBED)})
 
     def __post_init__(self) -> None:
-        require(self.strategies, "--strategies names nothing to compare", "Give one or more, as single,ddp,ddp+bf16.")
+        require(self.strategies, "--strategies names nothing to compare", "Give one or more, as ddp,ddp+bf16.")
         settings = [settings_of(text) for text in self.strategies]
         twice = [text for k, text in enumerate(self.strategies) if settings[k] in settings[:k]]
         require(not twice, f"--strategies: {', '.join(twice)} is there twice", "Leave one of them out.")
@@ -148,9 +148,7 @@ def compare(plan: Plan, log: Log, measure: Callable[[Path, Config], dict[str, An
     place = {"cpu": cpu_model(), "cores": cores(), "gpus": gpus, "device": device_name(available[0]), **versions()}
     room = process_count(plan.config.execution) if gpus else cores()  # fewer would start on so many cores by themselves
     counts = sorted(plan.nproc) or [n for n in _COUNTS if n <= room]
-    bases = {strategy: settings_of(strategy)["strategy"] for strategy in plan.strategies}
-    cells = [(strategy, n) for strategy in bases for n in ([1] if bases[strategy] == "single" else counts)]
-    rows = [row_of(plan, strategy, n, gpus, cores()) for strategy, n in cells]
+    rows = [row_of(plan, strategy, n, gpus, cores()) for strategy in plan.strategies for n in counts]
     folder = measuring.claim("compare", plan.config, {"environment": place})
 
     def measured(row: Row, number: int) -> Mapping[str, Any]:

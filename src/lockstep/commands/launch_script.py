@@ -38,9 +38,6 @@ class Plan:
         sound, rule = re.fullmatch(r"[a-z]([a-z0-9-]{0,50}[a-z0-9])?", self.job), "small letters, digits and hyphens"
         message = f"--name {self.job}: not a name that every scheduler takes"
         require(sound, message, f"Use {rule}, a letter first, at most 52 of them.")
-        strategy = self.config.execution.strategy
-        message = f"--strategy {strategy} is one process, and --nnodes {self.nnodes} has one on each machine at least"
-        require(self.nnodes == 1 or strategy != "single", message, "Use --strategy ddp.")
         self.config.require_batch_for(self.per_node * self.nnodes)
 
     @classmethod
@@ -57,8 +54,8 @@ class Plan:
     @property
     def per_node(self) -> int:
         """Processes on each machine, as far as that is known here: 1 for auto."""
-        execution = self.config.execution
-        return 1 if execution.nproc == "auto" or execution.strategy == "single" else execution.nproc
+        nproc = self.config.execution.nproc
+        return 1 if nproc == "auto" else nproc
 
     def train_flags(self, **changed: Any) -> list[list[str]]:
         """The flags that the recipe does not have so already, each with its value; `changed`: fields of Execution."""
@@ -97,10 +94,7 @@ class Allotted(Plan):
     @property
     def per_node(self) -> int:
         """Processes on each machine: --nproc, or one for each GPU, or one."""
-        execution = self.config.execution
-        if execution.nproc == "auto" and execution.strategy != "single":
-            return max(1, self.gpus_per_node)
-        return super().per_node
+        return max(1, self.gpus_per_node) if self.config.execution.nproc == "auto" else super().per_node
 
     @property
     def cores(self) -> int:
@@ -280,7 +274,7 @@ class TorchrunPlan(Plan):
 def torchrun(plan: TorchrunPlan) -> str:
     """torchrun's line for each machine, under a comment that says which."""
     execution, nodes = plan.config.execution, plan.nnodes
-    each = "auto" if execution.nproc == "auto" and execution.strategy != "single" else plan.per_node
+    each = "auto" if execution.nproc == "auto" else plan.per_node
     own = [f"--nproc-per-node={each}", f"--max-restarts={plan.config.recovery.max_restarts}"]
     own += plan.torchrun_arguments(f"runs/{plan.job}")
     port = plan.master_port or port_of(plan.job)

@@ -10,15 +10,13 @@ from lockstep.errors import UserError
 # Why, and the settings: a field, and a regular expression of its value; without one: any but its default.
 # Alternatives stand behind the last one.
 CONFLICTS = (
-    ("it has its own reduction; --nproc 1 is one process", "exact", "strategy single"),
     ("it sends every bit of a gradient", "exact", "compress"),
     ("each slice has its own statistics, the same on any number of processes", "exact", "batch_norm global|groups.*"),
     ("a compiled kernel depends on the batch shapes that its process has met", "exact", "compile"),
     ("FSDP's reduce-scatter adds floats; ddp's buckets are replaced by integer sums", "exact", "strategy fsdp"),
     ("exact mode switches TF32 off", "exact", "precision tf32"),
-    ("it is a hook of DDP's all-reduce", "compress", "strategy single|fsdp"),
+    ("it is a hook of DDP's all-reduce", "compress", "strategy fsdp"),
     ("timm's take norms of whole parameters, and each process holds a part", "strategy fsdp", "optimizer timm:.*"),
-    ("it is one process; use --strategy ddp", "strategy single", r"nproc [2-9]|\d\d+ / nnodes"),
     ("the compiler decides by itself what it computes again", "activation_checkpointing", "compile"),
     ("Nesterov's is a momentum of SGD", "nesterov", r"optimizer (?!sgd$).* / momentum 0(\.0)?"),
     ("it makes its own groups", "optimizer muon-sgd|(?!timm:).+:.*", "layer_decay / head_lr / decay_norms no"),

@@ -11,7 +11,7 @@ from lockstep.config.conflicts import check
 from lockstep.config.fields import Arg, Count, Ints, Names, Positive, require
 from lockstep.errors import require_no_secrets, unknown
 
-Strategy = Literal["single", "ddp", "fsdp"]
+Strategy = Literal["ddp", "fsdp"]
 Law = Literal["warn", "strict", "off"]
 Device = Literal["auto", "cpu", "cuda", "xpu"]
 LOG_MIRRORS = ("csv", "tensorboard", "wandb", "mlflow", "trackio")

@@ -57,8 +57,6 @@ def devices(execution: Execution) -> list[torch.device]:
 def process_count(execution: Execution) -> int:
     """Processes to start on this machine: --nproc, or one per GPU, or as many as `processes_on` says."""
     available = devices(execution)
-    if execution.strategy == "single":
-        return 1
     if execution.nproc == "auto":
         on_cpu = available[0].type == "cpu"
         return processes_on(cores()) if on_cpu else len(available)

@@ -72,8 +72,7 @@ def parallelize(
 
     Args:
         model: on its device already, or on several ("ddp" alone).
-        strategy: "ddp", "fsdp" (`model` itself, its parameters sharded in place: build the optimizer afterwards) or
-            "single".
+        strategy: "ddp", or "fsdp" (`model` itself, its parameters sharded in place: build the optimizer afterwards).
         batch_norm: what statistics are taken over: "global", the micro-batch on all ranks ("auto": that, on several
             ranks), "local", a rank's own part of it, or "groups:SAMPLES". It changes batch norm layers in place.
         find_unused_parameters: accept parameters that take no part in a loss, as DistributedDataParallel does.
@@ -125,10 +124,6 @@ def spread(
     """
     require_trainable(model)
     execution = config.execution
-    if execution.strategy == "single" and world.size > 1:
-        raise UserError(
-            f"--strategy single is one process, and a launcher has started {world.size}", "Use --strategy ddp."
-        )
     if execution.strategy == "fsdp":
         require_shardable(model)
     hooks_of(model)  # before FSDP puts other parameters in their place
