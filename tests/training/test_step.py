@@ -209,6 +209,29 @@ def unfrozen(world: World) -> list[np.ndarray]:
     return found
 
 
+def replaced_layers(world: World) -> list[np.ndarray]:
+    """Weights after each step where layers come, some in another's place: before a step is made, and between steps."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(FEATURES, FEATURES), nn.Tanh(), nn.Linear(FEATURES, CLASSES + 1)).double()
+    wrapped = parallelize(model, world)
+    torch.manual_seed(world.rank)  # what comes later begins with rank 0's values
+    model[2] = nn.Linear(FEATURES, CLASSES).double()
+    optimizer = torch.optim.SGD(model[0].parameters(), 0.5)
+    optimizer.add_param_group({"params": [*model[2].parameters()]})
+    step, found = TrainStep(wrapped, F.cross_entropy, optimizer), []
+    for t, n in enumerate((7, 5, 2, 7)):
+        if t == 1:
+            model[2] = nn.Linear(FEATURES, CLASSES).double()
+            optimizer.param_groups.pop()
+            optimizer.add_param_group({"params": [*model[2].parameters()]})
+        if t == 2:
+            model.append(nn.Linear(CLASSES, CLASSES).double())
+            optimizer.add_param_group({"params": [*model[3].parameters()]})
+        step(batch_of(world, inputs(n).double(), step=t))
+        found.append(weights(model))
+    return found
+
+
 class Centres(nn.Module):
     """Center loss: the centres of the classes are parameters."""
 
@@ -274,6 +297,7 @@ def rated(world: World) -> list[np.ndarray]:
 def everything(world: World) -> dict[str, Any]:
     return {
         "unfrozen": unfrozen(world),
+        "replaced": replaced_layers(world),
         "rated": rated(world),
         "masks": masks(world),
         "uneven": uneven(world),
@@ -292,6 +316,12 @@ def test_a_samples_mask_is_the_same_on_any_rank(ranks: list[dict[str, Any]]) -> 
     sizes = [len(rank["masks"][0]) // 40 for rank in ranks]
     for step, whole in enumerate(masks(SINGLE)):
         assert by_sample([rank["masks"][step] for rank in ranks], sizes) == by_sample([whole], [8])
+
+
+def test_layers_may_come_and_go(ranks: list[dict[str, Any]]) -> None:
+    for rank in ranks:
+        for ours, expected in zip(rank["replaced"], replaced_layers(SINGLE), strict=True):
+            np.testing.assert_allclose(ours, expected, rtol=0, atol=1e-12)
 
 
 def test_every_sample_weighs_the_same_in_uneven_and_empty_shares(ranks: list[dict[str, Any]]) -> None:

@@ -36,7 +36,7 @@ def main(args: list[str]) -> int:
     names, chosen = parse(Resizing(), args, about)
     folder = Path(one_name("resize", "run folder", names, "runs/mine --nproc 3"))
     if not chosen.nproc:
-        raise UserError("resize needs a run folder and --nproc", "As `lockstep resize runs/mine --nproc 3`.")
+        raise UserError("resize needs --nproc, a number of processes", "As `lockstep resize runs/mine --nproc 3`.")
     _require_running(folder)
     reader, run = Reader(folder / JOURNAL), RunSummary(folder)
     _news(reader, run)

@@ -179,8 +179,8 @@ def _parted(rows: list[bytes]) -> UserError:
     other = next(rank for rank, theirs in enumerate(places) if theirs != places[0])
     return UserError(
         f"the processes no longer take the same steps: rank 0 is at {places[0]}, rank {other} is at {places[other]}",
-        "A `break` or `continue` in the loop must be the same on all of them: decide by a number that is, as "
-        "world.sum(step(batch)) / batch.count, and not by one process's samples.",
+        "All of them step and evaluate, also where rank 0 alone prints. A `break` or `continue` must be the same on "
+        "all: decide by a number that is, as world.sum(step(batch)) / batch.count, not by one process's samples.",
     )
 
 

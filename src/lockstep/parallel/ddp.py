@@ -80,17 +80,29 @@ class DDPSync(BackwardSync):
     def __init__(self, ddp: DistributedDataParallel) -> None:
         super().__init__(ddp, ddp.process_group.size())
         self.ddp, self.rate = ddp, _SELDOM
-        self.every = [*ddp.parameters()]
-        self.reduced: list[bool] = getattr(ddp, "reduced", self._trained())  # by DDP; others' gradients are none of its
-        self.sparse = {id(p) for m in ddp.modules() if getattr(m, "sparse", False) for p in m.parameters(recurse=False)}
+        self.known = {p: p.requires_grad for p in ddp.parameters()}  # when DDP was made
         self.by_hand = False
         if isinstance(ddp, LockstepDDP):
+            self.known = dict(zip(ddp.every, ddp.reduced, strict=True))
             self.link = CommConfig(cast(Any, ddp.compress))
             self.comparable = ddp.compress == "none"
+        self.take_parameters()
         if next(ddp.parameters()).device.type == "cpu":  # on a GPU it would wait for the device in each step
             self.rate = 1
             ddp._set_ddp_runtime_logging_sample_rate(self.rate)  # type: ignore[no-untyped-call]
         self.noted, self.waited = (0, 0.0), 0.0  # how often its clocks were read, and the wait in all, in ns
+
+    def take_parameters(self) -> None:
+        """Also those of new layers, which begin with rank 0's values."""
+        self.every = [*self.ddp.parameters()]
+        self.reduced = [self.known.get(p, False) for p in self.every]  # by DDP; others' gradients are none of its
+        self.waits_for_gone = sum(self.known.values()) > sum(self.reduced)  # for layers that the model has no longer
+        modules = [m for m in self.ddp.modules() if getattr(m, "sparse", False)]
+        self.sparse = {id(p) for m in modules for p in m.parameters(recurse=False)}
+        for p in self.every:
+            if p not in self.known:
+                dist.broadcast(p.detach(), 0)
+                self.known[p] = False
 
     def _trained(self) -> list[bool]:
         return [p.requires_grad for p in self.every]
@@ -104,7 +116,7 @@ class DDPSync(BackwardSync):
         DDP divides others by N twice then (torch 2.14).
         """
         unused = self.ddp.find_unused_parameters and self.comparable  # else there are no passes beside its own
-        self.by_hand = unused or bool(self.sparse) or self._trained() != self.reduced
+        self.by_hand = unused or bool(self.sparse) or self.waits_for_gone or self._trained() != self.reduced
         waits = last and not self.ddp.find_unused_parameters
         self.marks = [None if p.grad is None else (p.grad, p.grad._version) for p in self.every] if waits else []
         return nullcontext() if last and not self.by_hand else self.ddp.no_sync()

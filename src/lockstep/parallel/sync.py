@@ -66,6 +66,9 @@ class GradientSync:
         del samples, rows
         return values
 
+    def take_parameters(self) -> None:
+        """The model may have other parameters than before. All ranks call it together."""
+
     def around(self, shard: Shard, last: bool) -> AbstractContextManager[None]:
         """Around the forward and backward pass of a shard."""
         del shard, last

@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from functools import cache, partial
+from operator import is_
 from typing import Any
 
 import numpy as np
@@ -307,6 +308,10 @@ class TrainStep:
     def _take_groups(self) -> None:
         """Train what the optimizer's groups hold now."""
         require_ready(self.bare, self.optimizer)
+        named = dict(self.bare.named_parameters())
+        if {*map(id, named.values())} != {*map(id, self.named.values())}:
+            self.named = named
+            self.sync.take_parameters()
         self._groups = [*self.optimizer.param_groups]
         self.parameters = [p for group in self._groups for p in group["params"]]
         own = {*map(id, self.parameters)}
@@ -383,7 +388,8 @@ class TrainStep:
 
     def _follow_schedule(self, samples: int) -> None:
         """Set the rates of the optimizer's groups; some may be new."""
-        if len(self.optimizer.param_groups) != len(self._groups):
+        groups = self.optimizer.param_groups
+        if len(groups) != len(self._groups) or not all(map(is_, groups, self._groups)):
             self._take_groups()
         if self.schedule is not None:
             factor = self.schedule(samples)
