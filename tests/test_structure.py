@@ -48,7 +48,7 @@ BUDGETS = {
     "audit": (4499, "commands/audit"),
     "reproduce": (2295, "commands/reproduce"),
     "measuring": (
-        1491,
+        1489,
         "commands/compare commands/tune commands/sweep commands/lr_find commands/forecast commands/measuring",
     ),
     "verify, chaos": (1190, "commands/verify commands/chaos"),
