@@ -12,7 +12,7 @@ import weakref
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 from unittest import mock
 
@@ -578,6 +578,40 @@ def repeated(world: World) -> set[str]:
 def test_what_is_another_one_each_time_does_not_pass_as_rounding() -> None:
     assert repeated(World.single()) == {UNREPEATED}
     assert run_ranks(repeated, 2, law=True) == [{UNREPEATED}] * 2
+
+
+class InSingle(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.float())
+
+
+class Autocast(Net):
+    """Computes in bfloat16 by itself."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return super().forward(x.float()).float()
+
+
+def in_low_precision(world: World) -> list[Any]:
+    """What is said of models that compute in bfloat16, and of those whose samples see each other there."""
+    said, centred = [], {"middle": lambda self, x: torch.tanh(self.second(x - x.mean(0)))}
+    kinds: list[tuple[type[Net], dict[str, Any]]] = [(InSingle, {"precision": "bf16"}), (Autocast, {})]
+    for kind, options in kinds:
+        for make in (kind, type("Centring", (kind,), centred)):
+            said.append([each[:3] for each in found(world, partial(_in_float32, make), **options)])
+    return said
+
+
+def _in_float32(make: type[nn.Module]) -> nn.Module:
+    return make().float()
+
+
+def test_low_precision_hides_nothing_and_is_no_finding() -> None:
+    said = in_low_precision(World.single())
+    cause = "the model: what it computes for a sample depends on which others pass with it"
+    assert said == [[], [("gradient", "first.weight", cause)]] * 2
+    assert run_ranks(in_low_precision, 2, law=True) == [said] * 2
 
 
 class Centred(Net):

@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import asdict, replace
-from functools import cache
+from functools import cache, partial
 from types import FrameType
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -51,7 +51,7 @@ _SELDOM = 4096  # steps between two checks, once a run has gone on for so long
 _SINGLE = 4  # the first, the fifth, ... check passes a single sample by itself, which is cheap
 _THOROUGH = {1, 16}  # the checks that change threads, and have one of several ranks take all: four steps or more
 _MOST = 4  # times its own share that a rank takes; more would keep too many others waiting for too long
-_BUFFERS = 50.0  # times the limit
+_BUFFERS, _FAR = 50.0, 5e-2  # times the limit, but no farther
 _SMALL = 1e12  # what comes to this doesn't overflow in another order
 _UNEVEN = [
     "batch norm is called more often for some samples than for others: a process would wait for others that call it "
@@ -82,7 +82,7 @@ class SelfCheck(StepPasses):
         self.report: Callable[[Finding, bool], object] = self._warn
         self._most = _MOST
         self._takers: dict[tuple[int, int], tuple[int, int]] = {}  # as which rank of how many a part passes
-        self.again = self._second = self._thorough = self._uneven = False
+        self.again = self._second = self._thorough = self._single = self._uneven = False
         self._seen, self._reported = set[tuple[str, str]](), _reported.setdefault(self.bare, set())
         self._added: dict[str, Tensor | bool] = {}  # buffers whose changes are added up
         self._notes: GivenStatistics | None = None
@@ -168,7 +168,8 @@ class SelfCheck(StepPasses):
         try:
             moved = self._everyones(self.moved_in_evaluation(batch, self.start))
             findings = [*self._drawn(batch), *(moved[:1] or self._findings(batch, actual))]
-            findings = [self._explained(each, batch) for each in findings if each.what not in self._reported]
+            with self.in_full_precision() if self.low else nullcontext():
+                findings = [self._explained(each, batch) for each in findings if each.what not in self._reported]
             findings = [each for each in findings if self._is_news(each)]
         finally:
             vars(step.sync).update(kept[0])
@@ -300,7 +301,7 @@ class SelfCheck(StepPasses):
         self._first = [start for _, start, _ in whole]
         parts: list[list[Rows]] = [[] for _ in range(self.ranks)]
         self._takers, self._thorough = {}, self._second or self.checked in _THOROUGH
-        single = self._thorough or self.checked % _SINGLE == 1
+        single = self._single = self._thorough or self.checked % _SINGLE == 1
         number = 2 + single if self.ranks <= self._most else max(2, self.ranks - 1)
         for i, start, stop in whole:
             for k, (a, b) in enumerate(cuts := cut(start, stop, self.group(), number, single)):
@@ -331,32 +332,24 @@ class SelfCheck(StepPasses):
             error = [f"{type(failure).__name__}: {(str(failure).splitlines() or [''])[0]}"]
         errors = [each for each in self.gather(error) if each[0]]
         if error := min(errors, key=_UNEVEN.__eq__, default=[]):  # a run meets what else is said before it waits
-            self.step.take_gradients()
-            if error[1:]:
-                raise UserError(*error)
-            if error[0].startswith("OutOfMemoryError"):  # from now on no rank takes more than about its share
-                self._most = 1
-                if self.rank == 0:
-                    warnings.warn(
-                        f"step {batch.step + 1} is not compared, for lack of memory: {error[0]}", stacklevel=7
-                    )
-                return []
-            if "once_differentiable" in error[0]:  # a gradient's gradient, through batch norm
-                return []
-            return [Finding(batch.step, "pass", "", math.inf, error[0])]
+            return self._failed(batch, *error)
         one, rest = taken
         other = self.summed(one + rest)
         if given and self.step.whole_batch:  # then a part has no loss of its own
             other.loss = actual.loss
 
+        take, cheaper = partial(self._passed, shares, given, None), max(map(len, parts)) > 1
+
         def of_one(seed: int | None) -> tuple[Tensor, float]:
             return self.apart(one, self._passed(shares[:1], given, None, seed), other)
 
         def of_all(seed: int | None) -> tuple[Tensor, float]:
-            return self.apart(other, self.summed(self._passed(shares, given, None, seed)))
+            return self.apart(other, self.summed(take(seed)))
 
-        cheaper = max(map(len, parts)) > 1
         found = self.compared(batch, actual, other, [of_one] * cheaper + [of_all] * TRIES)
+        if self.low and given and self._single:
+            own = self._exchanged(batch, ranges, [[(i, *rows) for i, rows in enumerate(each)] for each in ranges])
+            found += self.compared_in_full(batch, partial(self._passed, own, given, None), take)
 
         @cache
         def again(seed: int | None) -> list[States]:
@@ -373,6 +366,20 @@ class SelfCheck(StepPasses):
                     found += self.matters(batch, names, after, state)
                     break
         return found
+
+    def _failed(self, batch: Batch, error: str, *remedy: str) -> list[Finding]:
+        """What is to be said of parts whose passes failed."""
+        self.step.take_gradients()
+        if remedy:
+            raise UserError(error, *remedy)
+        if error.startswith("OutOfMemoryError"):  # from now on no rank takes more than about its share
+            self._most = 1
+            if self.rank == 0:
+                warnings.warn(f"step {batch.step + 1} is not compared, for lack of memory: {error}", stacklevel=8)
+            return []
+        if "once_differentiable" in error:  # a gradient's gradient, through batch norm
+            return []
+        return [Finding(batch.step, "pass", "", math.inf, error)]
 
     def _exchanged(
         self, batch: Batch, have: list[list[tuple[int, int]]], want: list[list[Rows]]
@@ -447,7 +454,13 @@ class SelfCheck(StepPasses):
         are moved, by a seed, or not."""
         joined = self._joined(number, after, states[number], normed)
         sizes = {name: moved_apart(*values) for name, values in joined.items()}
-        names = [name for name, size in sizes.items() if size > _BUFFERS * self.limit]
+
+        def apart() -> list[str]:
+            return [name for name, size in sizes.items() if size > min(_BUFFERS * self.limit, _FAR)]
+
+        names = apart()
+        if any(self.gather(names)) and self.learn_types(lambda: again(None)):
+            names = apart()
 
         def noise(seed: int | None) -> dict[str, float]:
             found = self._joined(number, after, again(seed)[number], normed)
@@ -493,11 +506,15 @@ class SelfCheck(StepPasses):
         shards = [replace(shard, rows=slice(*want[self.rank][i])) for i, shard in enumerate(batch.shards)]
         new = replace(batch, images=images, labels=labels, shards=tuple(shards))
 
-        def again(seed: int | None) -> Outcome:
+        def passed(which: Batch, seed: int | None) -> Outcome:
             self.start.restore()
             with step.sync.summed():
-                found = step.take_passes(new if seed is None else replace(new, images=self.shifted(images, seed)))
-            return Outcome(step.take_gradients(), self.loss(found, new.shards), actual.state)
+                moved = which if seed is None else replace(which, images=self.shifted(which.images, seed))
+                found = step.take_passes(moved)
+            return Outcome(step.take_gradients(), self.loss(found, which.shards), actual.state)
 
-        other = again(None)
-        return self.compared(batch, actual, other, [lambda seed: self.apart(other, again(seed))] * TRIES)
+        other = passed(new, None)
+        findings = self.compared(batch, actual, other, [lambda seed: self.apart(other, passed(new, seed))] * TRIES)
+        if self.low and (self._second or self.checked % _SINGLE == 1):
+            findings += self.compared_in_full(batch, partial(passed, batch, None), partial(passed, new))
+        return findings

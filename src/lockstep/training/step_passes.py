@@ -8,7 +8,7 @@ import gc
 import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from typing import Any, Protocol
 from weakref import WeakSet
@@ -16,12 +16,15 @@ from weakref import WeakSet
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from lockstep.data.loaders import Batch
 from lockstep.data.order import Shard
 from lockstep.distributed.world import World, pretended_process, pretended_rank
+from lockstep.errors import UserError
 from lockstep.parallel.batchnorm import GroupBatchNorm, StepBatchNorm, SyncBatchNorm, batch_norms, without_ranks
-from lockstep.parallel.fsdp import is_sharded, local
+from lockstep.parallel.fsdp import LOW, is_sharded, local
 from lockstep.parallel.hidden_state import LENGTH, HiddenState, differing, is_of_the_process, same
 from lockstep.parallel.module_state import as_real, driven, is_compiled, replaced
 from lockstep.parallel.parameter_hooks import ParameterHooks
@@ -46,6 +49,19 @@ _FRESH = 10  # checks for which what moves have done is taken for what they woul
 Moves = Callable[[int | None], tuple[Tensor, float]]
 
 
+class _Types(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Within, the types of floating-point numbers that operators return are noted."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.seen = set[torch.dtype]()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        self.seen |= {leaf.dtype for leaf in tree_leaves(found) if isinstance(leaf, Tensor) and leaf.dtype in _LIMITS}
+        return found
+
+
 class Step(Protocol):
     """What is used of a TrainStep here."""
 
@@ -57,6 +73,7 @@ class Step(Protocol):
     sync: GradientSync
     parameters: list[nn.Parameter]
     named: dict[str, nn.Parameter]
+    autocast: Any
     autocast_dtype: torch.dtype | None
     whole_batch: bool
     draws: Any
@@ -104,6 +121,8 @@ class StepPasses:
         self.start: HiddenState  # before the step that is compared
         self.dtypes = set[torch.dtype]()
         self.computes_in({p.dtype.to_real() for p in step.named.values()} | {step.autocast_dtype or torch.float64})
+        self._types_known = False  # also those that the model computes in by itself
+        self.casts_itself = False  # to a low one, where there is no autocast
         self.checked = 0  # steps so far
         self._noise: tuple[int, Tensor, float] | None = None  # of which check; of each gradient and of the loss
         self._ask_at = 0  # which check asks next whether a pass comes to the same again
@@ -119,6 +138,61 @@ class StepPasses:
         self.dtypes |= dtypes
         kinds = (_LIMITS.get(each, _LIMITS[torch.float32]) for each in self.dtypes)
         self.limit, self.moved_by, self.least, self.sure = max(kinds)
+
+    def learn_types(self, take: Callable[[], object]) -> bool:
+        """Where something differs for the first time: look in what types the passes compute, as by an autocast in
+        forward or around the step. Whether limits have changed. All ranks call it together."""
+        if self._types_known:
+            return False
+        self._types_known, before = True, self.limit
+        self.computes_in(self._types_of(take))
+        return self.limit != before
+
+    def _types_of(self, take: Callable[[], object]) -> set[torch.dtype]:
+        with _Types() as types:
+            take()
+        everyones = {name for names in self.gather(sorted(map(str, types.seen))) for name in names}
+        return {getattr(torch, name.removeprefix("torch.")) for name in everyones}
+
+    @property
+    def low(self) -> bool:
+        """Whether autocast alone makes the passes compute in a low type."""
+        return bool(self.dtypes & {*LOW.values()}) and not self.casts_itself and bool(self.dtypes - {*LOW.values()})
+
+    @contextmanager
+    def in_full_precision(self) -> Iterator[None]:
+        """Within, autocast is off, around the step and in forward too, and limits are those of the other types."""
+        kept, noise = self.dtypes, self._noise
+        self.dtypes, self._noise = set(), None
+        self.computes_in(kept - {*LOW.values()})
+        try:
+            with ExitStack() as stack:
+                for kind in {device.type for device in self.devices}:
+                    stack.enter_context(torch.autocast(kind, enabled=False))
+                stack.enter_context(replaced(self.step, autocast=nullcontext))
+                stack.enter_context(replaced(torch, set_autocast_enabled=lambda *_: None))
+                yield
+        finally:
+            self.dtypes, self._noise = set(), noise
+            self.computes_in(kept)
+
+    def compared_in_full(
+        self, batch: Batch, own: Callable[[], Outcome], take: Callable[[int | None], Outcome]
+    ) -> list[Finding]:
+        """Where autocast is off: what the step's own parts and those that `take` takes come to. Of low precision
+        rounding is as large as half a gradient. All ranks call it together."""
+        passed, joined = list[Outcome](), (lambda each: each) if is_sharded(self.step.model) else self.summed
+        with self.in_full_precision():
+            with suppress(RuntimeError, UserError):  # no room, or a cast in forward that counts on autocast
+                passed = [own(), take(None)]
+            if not all(self.gather(bool(passed))):
+                self.step.take_gradients()
+                self.casts_itself = True
+                return []
+            whole, other = map(joined, passed)
+            found = self._compared(batch, whole, other, [lambda seed: self.apart(other, joined(take(seed)))] * TRIES)
+            self.casts_itself = bool(found and self._types_of(lambda: take(None)) & {*LOW.values()})
+        return [] if self.casts_itself else found
 
     def versions_now(self) -> dict[str, int]:
         """How often each parameter was written into."""
@@ -221,6 +295,13 @@ class StepPasses:
         `moves`, as many as it takes to explain what differs: of the other's passes, the first one of a part of them,
         perhaps.
         """
+        found = self._compared(batch, actual, other, moves)
+        if found and self.learn_types(lambda: moves[-1](None)):
+            self._noise = None
+            found = self._compared(batch, actual, other, moves)
+        return found
+
+    def _compared(self, batch: Batch, actual: Outcome, other: Outcome, moves: Sequence[Moves]) -> list[Finding]:
         size, loss = self.apart(actual, other)
         if not (float(size.max()) > self.limit or loss > self.limit):
             return []
