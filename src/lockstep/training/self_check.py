@@ -168,7 +168,7 @@ class SelfCheck(StepPasses):
         try:
             moved = self._everyones(self.moved_in_evaluation(batch, self.start))
             findings = [*self._drawn(batch), *(moved[:1] or self._findings(batch, actual))]
-            with self.in_full_precision() if self.low else nullcontext():
+            with self.in_full_precision() if self.low and self.casts_itself is False else nullcontext():
                 findings = [self._explained(each, batch) for each in findings if each.what not in self._reported]
             findings = [each for each in findings if self._is_news(each)]
         finally:
@@ -410,11 +410,11 @@ class SelfCheck(StepPasses):
             self._before[i].restore()
             if seed is not None:
                 one = replace(one, images=self.shifted(one.images, seed))
-            step.checks_mean = self.checked == 1 and not step.whole_batch
             taker = self._takers.get((i, one.shards[0].rows.start), (0, 1)) if given else (0, 1)
             threads = self._thorough and taker[0] == taker[1] - 2  # of four parts a quarter: it may take twice as long
             with (
                 self.by_itself(*taker, other_threads=threads),
+                replaced(step, checks_mean=self.checked == 1 and not step.whole_batch),
                 self._notes.given(i, by) if given and self._notes is not None else nullcontext(),
                 self._sloped(one, i) if sloped else nullcontext(),
             ):
@@ -425,7 +425,6 @@ class SelfCheck(StepPasses):
             total += Outcome(step.take_gradients(), loss, self.start)
             if states is not None:
                 states[i].append((one.shards[0].size, self.state()))
-        step.checks_mean = False
         return total
 
     def _sloped(self, batch: Batch, number: int) -> AbstractContextManager[None]:

@@ -122,7 +122,7 @@ class StepPasses:
         self.dtypes = set[torch.dtype]()
         self.computes_in({p.dtype.to_real() for p in step.named.values()} | {step.autocast_dtype or torch.float64})
         self._types_known = False  # also those that the model computes in by itself
-        self.casts_itself = False  # to a low one, where there is no autocast
+        self.casts_itself: bool | None = None  # to a low one, where there is no autocast
         self.checked = 0  # steps so far
         self._noise: tuple[int, Tensor, float] | None = None  # of which check; of each gradient and of the loss
         self._ask_at = 0  # which check asks next whether a pass comes to the same again
