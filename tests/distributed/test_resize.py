@@ -165,7 +165,7 @@ def test_what_does_not_run_here_is_refused(
         (tmp_path / "run" / "journal.jsonl").touch()
     with pytest.raises(UserError, match=said):
         main(["run", "--nproc", "2"])
-    with pytest.raises(UserError, match="resize needs a run folder and --nproc"):
+    with pytest.raises(UserError, match="resize needs --nproc, a number of processes"):
         main(["run"])
 
 

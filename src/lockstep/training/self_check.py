@@ -349,7 +349,8 @@ class SelfCheck(StepPasses):
         found = self.compared(batch, actual, other, [of_one] * cheaper + [of_all] * TRIES)
         if self.low and given and self._single:
             own = self._exchanged(batch, ranges, [[(i, *rows) for i, rows in enumerate(each)] for each in ranges])
-            found += self.compared_in_full(batch, partial(self._passed, own, given, None), take)
+            # its places first: they don't follow what rounding hides
+            found = [*self.compared_in_full(batch, partial(self._passed, own, given, None), take), *found]
 
         @cache
         def again(seed: int | None) -> list[States]:
@@ -367,19 +368,19 @@ class SelfCheck(StepPasses):
                     break
         return found
 
-    def _failed(self, batch: Batch, error: str, *remedy: str) -> list[Finding]:
+    def _failed(self, batch: Batch, *error: str) -> list[Finding]:
         """What is to be said of parts whose passes failed."""
         self.step.take_gradients()
-        if remedy:
-            raise UserError(error, *remedy)
-        if error.startswith("OutOfMemoryError"):  # from now on no rank takes more than about its share
+        if error[1:]:
+            raise UserError(*error)
+        if error[0].startswith("OutOfMemoryError"):  # from now on no rank takes more than about its share
             self._most = 1
             if self.rank == 0:
-                warnings.warn(f"step {batch.step + 1} is not compared, for lack of memory: {error}", stacklevel=8)
+                warnings.warn(f"step {batch.step + 1} is not compared, for lack of memory: {error[0]}", stacklevel=8)
             return []
-        if "once_differentiable" in error:  # a gradient's gradient, through batch norm
+        if "once_differentiable" in error[0]:  # a gradient's gradient, through batch norm
             return []
-        return [Finding(batch.step, "pass", "", math.inf, error)]
+        return [Finding(batch.step, "pass", "", math.inf, error[0])]
 
     def _exchanged(
         self, batch: Batch, have: list[list[tuple[int, int]]], want: list[list[Rows]]
@@ -515,5 +516,5 @@ class SelfCheck(StepPasses):
         other = passed(new, None)
         findings = self.compared(batch, actual, other, [lambda seed: self.apart(other, passed(new, seed))] * TRIES)
         if self.low and (self._second or self.checked % _SINGLE == 1):
-            findings += self.compared_in_full(batch, partial(passed, batch, None), partial(passed, new))
+            findings = self.compared_in_full(batch, partial(passed, batch, None), partial(passed, new)) or findings
         return findings
