@@ -158,7 +158,7 @@ def load_folders(root: Path, follow_links: bool, val_fraction: float) -> tuple[P
         strange = [f"{c} ({cases[c.casefold()]} there)" if c.casefold() in cases else c for c in strange]
         more = f" and {len(strange) - 10} more" if len(strange) > 10 else ""
         what = f"{val.name} has classes that {train.name} has not: {', '.join(strange[:10])}{more}"
-        raise refused(what, "Add them to the training folder, or leave them out: it may have more classes, not fewer.")
+        raise refused(what, "Add them to the training folder: a validation folder may have fewer classes, not others.")
     notes = found.note("train", held)
     if absent := sorted(set(train.classes) - set(val.classes)):
         notes += (shown(f"note: {val.name} has no folder for {len(absent)} class(es): {', '.join(absent[:10])}"),)
