@@ -204,7 +204,7 @@ def test_the_whole_command_runs_on_a_cpu(tmp_path: Path) -> None:
     out = tmp_path / "gpu.json"
     command = [sys.executable, gpu.__file__, "--tiny", "--device", "cpu", "--out", str(out)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=tmp_path, env=environment)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=900, cwd=tmp_path, env=environment)
     assert ended.returncode == 0, ended.stderr
     result = json.loads(out.read_text())
     assert result["failed"] == [], ended.stdout
