@@ -82,7 +82,7 @@ class SelfCheck(StepPasses):
         self.report: Callable[[Finding, bool], object] = self._warn
         self._most = _MOST
         self._takers: dict[tuple[int, int], tuple[int, int]] = {}  # as which rank of how many a part passes
-        self.again = self._second = self._thorough = self._single = self._uneven = False
+        self.again = self._second = self._thorough = self._uneven = False
         self._seen, self._reported = set[tuple[str, str]](), _reported.setdefault(self.bare, set())
         self._added: dict[str, Tensor | bool] = {}  # buffers whose changes are added up
         self._notes: GivenStatistics | None = None
@@ -91,6 +91,11 @@ class SelfCheck(StepPasses):
         self._between: HiddenState | None = None
         if self._looks():
             comparing.add(self)
+
+    @property
+    def _closer(self) -> bool:
+        """Whether this check takes more passes than most."""
+        return self._second or self.checked in _THOROUGH or self.checked % _SINGLE == 1
 
     def _looks(self) -> bool:
         return self.law != "off" and self.step.sync.comparable
@@ -301,7 +306,7 @@ class SelfCheck(StepPasses):
         self._first = [start for _, start, _ in whole]
         parts: list[list[Rows]] = [[] for _ in range(self.ranks)]
         self._takers, self._thorough = {}, self._second or self.checked in _THOROUGH
-        single = self._single = self._thorough or self.checked % _SINGLE == 1
+        single = self._closer
         number = 2 + single if self.ranks <= self._most else max(2, self.ranks - 1)
         for i, start, stop in whole:
             for k, (a, b) in enumerate(cuts := cut(start, stop, self.group(), number, single)):
@@ -347,7 +352,7 @@ class SelfCheck(StepPasses):
             return self.apart(other, self.summed(take(seed)))
 
         found = self.compared(batch, actual, other, [of_one] * cheaper + [of_all] * TRIES)
-        if self.low and given and self._single:
+        if self.low and given and self._closer:
             own = self._exchanged(batch, ranges, [[(i, *rows) for i, rows in enumerate(each)] for each in ranges])
             # its places first: they don't follow what rounding hides
             found = [*self.compared_in_full(batch, partial(self._passed, own, given, None), take), *found]
@@ -515,6 +520,6 @@ class SelfCheck(StepPasses):
 
         other = passed(new, None)
         findings = self.compared(batch, actual, other, [lambda seed: self.apart(other, passed(new, seed))] * TRIES)
-        if self.low and (self._second or self.checked % _SINGLE == 1):
+        if self.low and self._closer:
             findings = self.compared_in_full(batch, partial(passed, batch, None), partial(passed, new)) or findings
         return findings

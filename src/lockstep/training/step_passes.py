@@ -39,6 +39,7 @@ _LIMITS = {
     torch.float16: (1e-2, 2.0**-10, 1e-2, math.inf),
     torch.bfloat16: (5e-2, 2.0**-7, 1e-2, math.inf),
 }
+_LOW = {*LOW.values()}
 NOISE = 32.0  # times what moved inputs do
 TRIES = 3  # moves of all inputs: a maximum that is taken elsewhere, or not, may go with any of them
 _WILD = 1e-2  # a difference with moved inputs by which one asks whether it is for the moves
@@ -49,8 +50,8 @@ _FRESH = 10  # checks for which what moves have done is taken for what they woul
 Moves = Callable[[int | None], tuple[Tensor, float]]
 
 
-class _Types(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Within, the types of floating-point numbers that operators return are noted."""
+class _LowTypes(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Within, the types of low precision that operators return are noted."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -58,7 +59,7 @@ class _Types(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         found = func(*args, **(kwargs or {}))
-        self.seen |= {leaf.dtype for leaf in tree_leaves(found) if isinstance(leaf, Tensor) and leaf.dtype in _LIMITS}
+        self.seen |= {leaf.dtype for leaf in tree_leaves(found) if isinstance(leaf, Tensor) and leaf.dtype in _LOW}
         return found
 
 
@@ -121,7 +122,7 @@ class StepPasses:
         self.start: HiddenState  # before the step that is compared
         self.dtypes = set[torch.dtype]()
         self.computes_in({p.dtype.to_real() for p in step.named.values()} | {step.autocast_dtype or torch.float64})
-        self._types_known = False  # also those that the model computes in by itself
+        self._types_known = False  # also the low ones that the model computes in by itself
         self.casts_itself: bool | None = None  # to a low one, where there is no autocast
         self.checked = 0  # steps so far
         self._noise: tuple[int, Tensor, float] | None = None  # of which check; of each gradient and of the loss
@@ -140,31 +141,32 @@ class StepPasses:
         self.limit, self.moved_by, self.least, self.sure = max(kinds)
 
     def learn_types(self, take: Callable[[], object]) -> bool:
-        """Where something differs for the first time: look in what types the passes compute, as by an autocast in
-        forward or around the step. Whether limits have changed. All ranks call it together."""
+        """Where something differs for the first time: look for low types in which the passes compute, as by an autocast
+        in forward or around the step. Whether limits have changed. All ranks call it together."""
         if self._types_known:
             return False
         self._types_known, before = True, self.limit
-        self.computes_in(self._types_of(take))
+        self.computes_in(self._low_types(take))
         return self.limit != before
 
-    def _types_of(self, take: Callable[[], object]) -> set[torch.dtype]:
-        with _Types() as types:
+    def _low_types(self, take: Callable[[], object]) -> set[torch.dtype]:
+        with _LowTypes() as types:
             take()
-        everyones = {name for names in self.gather(sorted(map(str, types.seen))) for name in names}
-        return {getattr(torch, name.removeprefix("torch.")) for name in everyones}
+        everyones = {name for names in self.gather([*map(str, types.seen)]) for name in names}
+        return {each for each in _LOW if str(each) in everyones}
 
     @property
     def low(self) -> bool:
         """Whether autocast alone makes the passes compute in a low type."""
-        return bool(self.dtypes & {*LOW.values()}) and not self.casts_itself and bool(self.dtypes - {*LOW.values()})
+        others = self.dtypes - _LOW
+        return bool(others) and others != self.dtypes and not self.casts_itself
 
     @contextmanager
     def in_full_precision(self) -> Iterator[None]:
         """Within, autocast is off, around the step and in forward too, and limits are those of the other types."""
         kept, noise = self.dtypes, self._noise
         self.dtypes, self._noise = set(), None
-        self.computes_in(kept - {*LOW.values()})
+        self.computes_in(kept - _LOW)
         try:
             with ExitStack() as stack:
                 for kind in {device.type for device in self.devices}:
@@ -191,7 +193,7 @@ class StepPasses:
                 return []
             whole, other = map(joined, passed)
             found = self._compared(batch, whole, other, [lambda seed: self.apart(other, joined(take(seed)))] * TRIES)
-            self.casts_itself = bool(found and self._types_of(lambda: take(None)) & {*LOW.values()})
+            self.casts_itself = bool(found and self._low_types(lambda: take(None)))
         return [] if self.casts_itself else found
 
     def versions_now(self) -> dict[str, int]:
