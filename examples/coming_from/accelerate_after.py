@@ -15,7 +15,7 @@ def main(world):
     model = ls.parallelize(digits_net().to(world.device), world)
     step = ls.TrainStep(model, F.cross_entropy, torch.optim.SGD(model.parameters(), lr=0.1))
     for number, epoch in enumerate(train.epochs(3), start=1):
-        loss = world.sum(sum(step(batch) for batch in epoch)) / train.order.samples_per_epoch
+        loss = sum(step(batch) * batch.count for batch in epoch) / train.order.samples_per_epoch
         world.print(f"epoch {number}: loss {loss:.6f}")
 
 

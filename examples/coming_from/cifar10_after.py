@@ -18,7 +18,7 @@ def main(world, data="data", fraction=0.25, batch_norm="auto"):
     model = ls.parallelize(models.resnet18(num_classes=10).to(world.device), world, batch_norm=batch_norm)
     step = ls.TrainStep(model, F.cross_entropy, torch.optim.Adam(model.parameters(), lr=1e-3))
     for number, epoch in enumerate(train.epochs(2), start=1):
-        loss = world.sum(sum(step(batch) for batch in epoch)) / train.order.samples_per_epoch
+        loss = sum(step(batch) * batch.count for batch in epoch) / train.order.samples_per_epoch
         world.print(f"epoch {number}: loss {loss:.6f} accuracy {ls.evaluate(model, val, world).top1:.4f}")
 
 

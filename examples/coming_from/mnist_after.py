@@ -17,7 +17,7 @@ def main(world, data="data", fraction=1.0, dropout=0.25):
     size = train.order.samples_per_epoch
     step = ls.TrainStep(model, F.cross_entropy, optimizer, schedule=lambda samples: 0.7 ** (samples // size))
     for number, epoch in enumerate(train.epochs(2), start=1):
-        loss = world.sum(sum(step(batch) for batch in epoch)) / size
+        loss = sum(step(batch) * batch.count for batch in epoch) / size
         world.print(f"epoch {number}: loss {loss:.6f} accuracy {ls.evaluate(model, val, world).top1:.4f}")
 
 

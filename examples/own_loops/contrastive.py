@@ -46,8 +46,7 @@ def main(world: ls.World) -> list[float]:
         optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
         step = ls.TrainStep(model, loss, optimizer, whole_batch=True)
         for epoch in train.epochs(2):
-            sums = [world.sum(step(batch)) / batch.count for batch in epoch]
-            losses.append(float(torch.stack(sums).mean()))
+            losses.append(float(torch.stack([step(batch) for batch in epoch]).mean()))
             world.print(f"{loss.__name__}: {losses[-1]:.4f}")
     return losses
 

@@ -64,9 +64,9 @@ def main(world: ls.World) -> list[float]:
     for epoch in train.epochs(2):
         for batch in epoch:
             turn(discriminator, generator)
-            losses.append(float(world.sum(step_d(batch))) / batch.count)
+            losses.append(float(step_d(batch)))
             turn(generator, discriminator)
-            losses.append(float(world.sum(step_g(batch))) / batch.count)
+            losses.append(float(step_g(batch)))
         world.print(f"discriminator {losses[-2]:.4f}, generator {losses[-1]:.4f}")
     return losses
 

@@ -14,6 +14,7 @@ from lockstep.data.augment import Mixing, Pairs
 from lockstep.data.loaders import Batch
 from lockstep.distributed.world import World
 from lockstep.training.assemble import Run
+from lockstep.training.losses import RankLoss
 
 
 def _at_updates(run: Run, change: Callable[[int], object], after: bool = False) -> None:
@@ -92,20 +93,20 @@ class _Step:
     def __init__(self, run: Run) -> None:
         self.step, self.optimizer, self.sync = run.step, run.step.optimizer, run.step.sync
 
-    def __call__(self, batch: Batch) -> Tensor:
-        return self.step(batch)
+    def take(self, batch: Batch) -> RankLoss:
+        return self.step.take(batch)
 
 
 def remainder_dropped(run: Run, world: World, config: Config) -> None:
     """The last of the accumulated micro-batches never passes."""
 
     class Dropping(_Step):
-        def __call__(self, batch: Batch) -> Tensor:
+        def take(self, batch: Batch) -> RankLoss:
             if len(batch.shards) < 3 or world.size == 1:
-                return self.step(batch)
+                return self.step.take(batch)
             shards = batch.shards[:-1]
             left = sum(shard.size for shard in shards)
-            return self.step(replace(batch, images=batch.images[:left], labels=batch.labels[:left], shards=shards))
+            return self.step.take(replace(batch, images=batch.images[:left], labels=batch.labels[:left], shards=shards))
 
     run.step = Dropping(run)  # type: ignore[assignment]
 

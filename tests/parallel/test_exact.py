@@ -70,8 +70,7 @@ def trained(world: World, config: Config) -> tuple[str, ...]:
     losses = []
     for epoch in range(config.epochs):
         for batch in run.train.epoch(epoch):
-            loss = run.step(batch).double()
-            losses.append(world.sum(loss.clone()).item())
+            losses.append(run.step(batch).item())
             if run.ema is not None:
                 run.ema.update_parameters(run.model)
     metrics = evaluate(run.evaluated, run.val, world, config.precision)
@@ -127,7 +126,7 @@ def steps_of_one(world: World) -> dict[str, str]:
         run = assemble(config, world)
         (batch,) = run.train.epoch(0, 2)
         assert batch.count == 1
-        loss = world.sum(run.step(batch).double())
+        loss = run.step(batch)
         run.step(next(run.train.epoch(1)))
         found[name] = f"{digest(run.model)} {loss.item()!r}"
     return found

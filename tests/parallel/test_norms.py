@@ -76,7 +76,7 @@ def trained(world: World, norm: str, accumulate: int = 1, spread: bool = False, 
     wrapped = parallelize(model, world, batch_norm=norm)
     step = TrainStep(wrapped, F.cross_entropy, torch.optim.SGD(model.parameters(), 0.1, momentum=0.9))
     group = int(norm.partition(":")[2] or 1)
-    losses = [world.sum(step(batch_of(world, t, accumulate, group))).item() for t in range(steps)]
+    losses = [step(batch_of(world, t, accumulate, group)).item() for t in range(steps)]
     average_buffers(model, world.size)
     return {"losses": losses, **{name: value.numpy().copy() for name, value in model.state_dict().items()}}
 
@@ -141,7 +141,7 @@ def plain(accumulate: int = 1, spread: bool = False, steps: int = 6) -> dict[str
             part = shard_of(len(images), m, cuts)
             summed = F.cross_entropy(model(images[part]), labels[part], reduction="sum")
             (summed / len(images)).backward()
-            total += summed.item()
+            total += summed.item() / len(images)
         losses.append(total)
         optimizer.step()
         optimizer.zero_grad()

@@ -129,7 +129,7 @@ def training(world: World, name: str, norm: bool, accumulate: int) -> dict[str, 
     losses = []
     for epoch in loader.epochs(EPOCHS):
         for batch in epoch:
-            losses.append(world.sum(step(batch)).item())
+            losses.append(step(batch).item() * batch.count)
             ema.update_parameters(model)
     before = state(model)
     average_buffers(model, world.size)

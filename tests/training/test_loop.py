@@ -61,8 +61,7 @@ def test_a_step_is_loaded_taken_averaged_and_noted_in_this_order(monkeypatch: py
         events.append(what)
         return done
 
-    monkeypatch.setattr(run, "step", lambda batch: noted(f"step {batch.step}", step(batch)))
-    monkeypatch.setattr(run.step, "sync", step.sync, raising=False)
+    monkeypatch.setattr(step, "take", lambda batch, take=step.take: noted(f"step {batch.step}", take(batch)))
     monkeypatch.setattr(run.ema, "update_parameters", lambda model: noted("average", update(model)))
     monkeypatch.setattr(state, "advance", lambda *a, **k: noted("state", advance(*a, **k)))
     monkeypatch.setattr(step.sync, "synchronize", lambda: noted("synchronize", synchronize()))

@@ -81,7 +81,7 @@ def trained(world: World, config: Config) -> tuple[str, list[float], dict[str, n
     losses, ledger = [], EMPTY_LEDGER
     for epoch in run.train.epochs(config.epochs):
         for batch in epoch:
-            losses.append(world.sum(run.step(batch).double()).item())
+            losses.append(run.step(batch).item())
             ledger = extend_ledger(ledger, batch.all_ids)
     if not config.exact:
         average_buffers(run.model, world.size)

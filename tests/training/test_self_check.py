@@ -1053,9 +1053,7 @@ def decided(world: World, accumulate: int) -> list[float]:
     step, means = TrainStep(model, F.cross_entropy, torch.optim.SGD(model.parameters(), 0.1)), list[float]()
     for t, n in enumerate((12, 9, 12, 5, 12, 9, 12, 12)):
         batch = batch_of(world, n, t, accumulate)
-        value = step(batch)
-        means.append(float(value) / len(batch.labels))
-        assert float(world.sum(value)) / batch.count == pytest.approx(means[-1], rel=1e-12)
+        means.append(float(step(batch)))
         if len(means) > 1 and means[-1] > means[-2]:
             step.optimizer.param_groups[0]["lr"] *= 0.5
         if means[-1] < means[0]:

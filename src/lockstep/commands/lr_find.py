@@ -75,7 +75,7 @@ def find(world: "World", plan: Plan) -> None:
 
     run.step.schedule = factor
     for samples, loss, _ in endless_steps(run):
-        losses.append(sum(world.gather(loss.item())) / samples)
+        losses.append(sum(world.gather(loss.total())) / samples)
         smooth = smoothed(losses, plan.steps)
         if not math.isfinite(losses[-1]) or smooth[-1] > _DIVERGED * min(smooth) or len(losses) == plan.steps:
             break

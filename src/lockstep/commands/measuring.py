@@ -31,10 +31,9 @@ from lockstep.errors import cell
 from lockstep.monitoring.journal import Record, end_of, read
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from lockstep.distributed.world import World
     from lockstep.training.assemble import Run
+    from lockstep.training.losses import RankLoss
 
 Log = Callable[[str], None]
 Figure = dict[str, float | None]  # a median or mean, and its interval: low and high
@@ -271,8 +270,8 @@ def on_ranks(fn: Callable[..., Any], *args: Any, execution: Execution) -> tuple[
     return launch(fn, *args, execution=execution)[0], others()
 
 
-def endless_steps(run: "Run") -> Iterator[tuple[int, "Tensor", float]]:
-    """Of step after step, epoch after epoch: samples over all ranks, this rank's summed loss, seconds in the loader."""
+def endless_steps(run: "Run") -> Iterator[tuple[int, "RankLoss", float]]:
+    """Of step after step, epoch after epoch: samples over all ranks, this rank's loss, seconds in the loader."""
     from lockstep.training.loop import steps
     from lockstep.training.state import State
 
@@ -295,7 +294,7 @@ def speed(world: "World", run: "Run", seconds: float, workers: int) -> tuple[flo
 
     def take(count: int) -> tuple[int, float]:
         images, losses, waits = zip(*itertools.islice(taken, count), strict=True)
-        float(losses[-1])  # waits for the device
+        losses[-1].total()  # waits for the device
         return sum(images), sum(waits)
 
     take(_WARM_UP + 2 * workers)  # until the loader has found its pace

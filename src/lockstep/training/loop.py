@@ -7,8 +7,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from torch import Tensor
-
 from lockstep.checkpoint import weights
 from lockstep.checkpoint.remote import Mirror
 from lockstep.checkpoint.weights import Card
@@ -22,6 +20,7 @@ from lockstep.parallel.batchnorm import SyncBatchNorm
 from lockstep.rng.intercept import left_replaced
 from lockstep.training.assemble import Run, assemble
 from lockstep.training.evaluation import LARGEST_IN_JOURNAL, ClassCounts, evaluate
+from lockstep.training.losses import RankLoss
 from lockstep.training.pretrained import origin, settled
 from lockstep.training.resume import to_assemble
 from lockstep.training.session import NonFinite, Session, Window, session
@@ -106,11 +105,11 @@ def train_epoch(live: Session) -> None:
             beat.at(state.steps, "loader")
 
 
-def steps(run: Run, state: State, loaded: Callable[[Batch], object]) -> Iterator[tuple[int, int, Tensor | None]]:
+def steps(run: Run, state: State, loaded: Callable[[Batch], object]) -> Iterator[tuple[int, int, RankLoss | None]]:
     """Take the epoch's steps from where `state` is on: the one place that does, for train, verify and forecast alike.
 
     `loaded` is called with each batch before its step. Yields after each step, when `state` has moved on, its number
-    from 0, the samples of its global batch and this rank's summed loss, on the device; None: a rollback left it out.
+    from 0, the samples of its global batch and this rank's loss, on the device; None: a rollback left it out.
     The batch itself is not passed on: who held it would keep its memory through the next step.
     """
     per_epoch = len(run.train)
@@ -118,7 +117,7 @@ def steps(run: Run, state: State, loaded: Callable[[Batch], object]) -> Iterator
         loaded(batch)
         loss = None
         if batch.step not in state.skipped:
-            loss = run.step(batch)
+            loss = run.step.take(batch)
         left_out = loss is None or getattr(run.step, "left_out", False)  # a --patch may put any function there
         if run.ema is not None and not left_out:
             run.ema.update_parameters(run.model)

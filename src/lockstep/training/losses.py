@@ -10,7 +10,7 @@ al., "Class-Balanced Loss Based on Effective Number of Samples", CVPR 2019.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -31,6 +31,18 @@ Terms = tuple[Tensor, Tensor | None]
 
 _WEIGHTED = {F.cross_entropy: nn.CrossEntropyLoss, F.nll_loss: nn.NLLLoss}
 _TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-5}  # relative; others are of half precision
+
+
+class RankLoss(NamedTuple):
+    """What a rank adds to the loss of a step: mean losses, each a scalar on the device, of so many samples."""
+
+    means: Sequence[Tensor]
+    samples: Sequence[int]
+
+    def total(self) -> float:
+        """Their sum over the samples, in float64, so that it does not tell in how many parts they came. It waits for
+        the device."""
+        return sum(float(mean) * samples for mean, samples in zip(*self, strict=True))
 
 
 def terms_of(loss: Loss) -> Callable[[Any, Tensor], Terms]:

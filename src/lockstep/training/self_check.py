@@ -107,7 +107,7 @@ class SelfCheck(StepPasses):
 
     def _warn(self, finding: Finding, first: bool) -> None:
         if first and self.rank == 0:
-            warnings.warn(f'{finding.message}. TrainStep(..., law="off") looks no more', stacklevel=6)
+            warnings.warn(f'{finding.message}. TrainStep(..., law="off") looks no more', stacklevel=7)
 
     def note_said(self) -> None:
         """The run has said already that weights will differ."""
@@ -381,7 +381,7 @@ class SelfCheck(StepPasses):
         if error[0].startswith("OutOfMemoryError"):  # from now on no rank takes more than about its share
             self._most = 1
             if self.rank == 0:
-                warnings.warn(f"step {batch.step + 1} is not compared, for lack of memory: {error[0]}", stacklevel=8)
+                warnings.warn(f"step {batch.step + 1} is not compared, for lack of memory: {error[0]}", stacklevel=9)
             return []
         if "once_differentiable" in error[0]:  # a gradient's gradient, through batch norm
             return []

@@ -47,6 +47,7 @@ from lockstep.parallel.module_state import all_finite
 from lockstep.training import optimizers, pretrained, resize, resume
 from lockstep.training.assemble import Run, refuse_single_values
 from lockstep.training.control import OUT_OF_TIME, RESIZED, Control, stop_requests
+from lockstep.training.losses import RankLoss
 from lockstep.training.outcomes import Finding
 from lockstep.training.state import State, is_over
 from lockstep.training.summary import run_record, summary
@@ -74,7 +75,7 @@ class Window:
     def restart(self) -> None:
         """Begin the next window here, with this one unread."""
         self.batches: list[tuple[int, int, float]] = []  # step, samples, learning rate
-        self.losses: list[torch.Tensor] = []
+        self.losses: list[RankLoss] = []
         self.waited_ms, self.began = self.run.train.wait_ms, time.perf_counter()
 
     @property
@@ -82,8 +83,8 @@ class Window:
         """True on a log step."""
         return len(self.batches) == self.config.execution.log_every
 
-    def add(self, step: int, samples: int, loss: torch.Tensor) -> None:
-        """Note one step, the samples of its global batch, and this rank's summed loss."""
+    def add(self, step: int, samples: int, loss: RankLoss) -> None:
+        """Note one step, the samples of its global batch, and this rank's loss."""
         self.losses.append(loss)
         self.batches.append((step, samples, self.run.step.optimizer.param_groups[0]["lr"]))
 
@@ -91,11 +92,13 @@ class Window:
         """[steps + 1][ranks]: each rank's summed loss in each step, and its wait for others in ms, -1 if unknown."""
         waited = self.run.step.sync.waited_ms()
         waited = -1.0 if waited is None else waited
-        losses = torch.stack(self.losses)
+        means = [mean for loss in self.losses for mean in loss.means]
+        numbers = iter(torch.stack(means).tolist() if means else ())  # one wait for the device
+        mine = [sum(next(numbers) * samples for samples in loss.samples) for loss in self.losses]
         if self.world.size == 1:
-            return [[number] for number in (*losses.tolist(), waited)]
-        mine = torch.cat([losses, losses.new_full((1,), waited)])
-        by_step: list[list[float]] = self.world.rows(mine.double()).t().tolist()
+            return [[number] for number in (*mine, waited)]
+        rows = torch.tensor([*mine, waited], dtype=torch.float64, device=self.world.device)
+        by_step: list[list[float]] = self.world.rows(rows).t().tolist()
         return by_step
 
     def read(self, tolerant: bool = False) -> Means:

@@ -179,7 +179,7 @@ class _Recorder:
         while True:
             for _, _, loss in steps(self.run, state, self._note_batch):
                 assert loss is not None, "nothing is left out"
-                self._note_step(state.ledger.digest, float(loss))
+                self._note_step(state.ledger.digest, loss.total())
                 if state.steps == count:
                     return
             state.epochs += 1
