@@ -98,15 +98,10 @@ def _statistics(config: Config, world: World, run: Run) -> list[str]:
     group = config.model.group
     if group and batch_norms(run.model):
         return [f"batch norm takes its statistics over groups of {group} images, on any number of processes"]
-    local = local_batch_norms(run.model)
-    if config.exact or world.size == 1 or not local:
+    if config.exact or world.size == 1 or config.statistics(world.size) == "global":
         return []
-    if config.statistics(world.size) == "global":
-        kinds = ", ".join(sorted({type(layer).__name__ for layer in local}))
-        return [
-            f"note: {kinds} computes batch norm in a way of its own, over each process's own share, so results depend "
-            "on --nproc; --exact makes every bit the same"
-        ]
+    if not local_batch_norms(run.model):
+        return []
     return [
         "note: batch norm takes its statistics over each process's own share "
         f"({-(-config.batch_size // world.size // config.accumulate)} images), so results depend on --nproc"
