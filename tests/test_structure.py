@@ -40,23 +40,23 @@ MAX_FILE, MAX_FUNCTION, SMALL_FILE, MAX_SMALL_FILES = 600, 60, 60, 40
 BUDGETS = {
     "config": (1753, "config"),
     "data": (5081, "data"),
-    "training": (5629, "training"),
+    "training": (5691, "training"),
     "gradients and draws": (3982, "parallel rng"),
     "processes": (2962, "distributed"),
     "state and monitoring": (3582, "checkpoint monitoring"),
     "models and their use": (1723, "models inference cli errors randomness __init__ __main__"),
     "audit": (4499, "commands/audit"),
-    "reproduce": (2295, "commands/reproduce"),
+    "reproduce": (2294, "commands/reproduce"),
     "measuring": (
-        1489,
+        1488,
         "commands/compare commands/tune commands/sweep commands/lr_find commands/forecast commands/measuring",
     ),
-    "verify, chaos": (1190, "commands/verify commands/chaos"),
+    "verify, chaos": (1195, "commands/verify commands/chaos"),
     "looking at runs": (1267, "commands/report commands/runs commands/watch commands/diff"),
     "machines": (1090, "commands/doctor commands/launch_script"),
     "everyday commands": (1468, "commands"),  # all others
 }
-MAX_LINES, MAX_FILES = 38_010, 260
+MAX_LINES, MAX_FILES = 38_075, 260
 
 
 def module_name(path: Path) -> str:

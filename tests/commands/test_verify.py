@@ -199,8 +199,15 @@ def test_what_differs_in_the_varied_run_is_looked_for_one_by_one(nproc: tuple[in
 def test_a_model_that_runs_in_float32_alone_is_judged_by_the_tolerance() -> None:
     report = _verify(plan_for(1, 2, model="narrow_net", batch_size=25))
     assert report.holds
-    assert "float64 failed" in report.unseen
+    assert report.unseen == "float64 failed: TypeError: float32 alone"
     assert not _verify(plan_for(1, 2, patch="mean_of_means", model="narrow_net", batch_size=25)).holds
+
+
+def test_what_a_model_rounds_by_its_own_casts_is_rounding() -> None:
+    report = _verify(plan_for(1, 2, model="casting_net", batch_size=25))
+    assert report.holds
+    assert [row.comparison.holds for row in report.rows] == [False]
+    assert report.unseen == ""
 
 
 def test_a_diverging_run_is_refused() -> None:

@@ -14,6 +14,7 @@ from lockstep.data.loaders import Batch, EvalLoader
 from lockstep.distributed.world import World
 from lockstep.parallel.strategy import parallelize, sync_of
 from lockstep.training.assemble import Run
+from lockstep.training.losses import RankLoss
 
 
 def nothing(run: Run, world: World, config: Config) -> None:
@@ -26,12 +27,12 @@ class _MeanOfMeans:
     def __init__(self, run: Run) -> None:
         self.model, self.optimizer, self.sync = run.step.model, run.step.optimizer, run.step.sync
 
-    def __call__(self, batch: Batch) -> Tensor:
+    def take(self, batch: Batch) -> RankLoss:
         self.optimizer.zero_grad()
         loss = F.cross_entropy(self.model(batch.images), batch.labels)
         loss.backward()
         self.optimizer.step()
-        return loss.detach().double() * len(batch.labels)
+        return RankLoss([loss.detach()], [len(batch.labels)])
 
 
 def mean_of_means(run: Run, world: World, config: Config) -> None:
@@ -167,9 +168,26 @@ def narrow_net(in_channels: int, num_classes: int, image_size: int) -> nn.Module
             self.out = nn.Linear(in_channels * image_size**2, num_classes)
 
         def forward(self, images: Tensor) -> Tensor:
-            return F.linear(images.float().flatten(1), self.out.weight.float(), self.out.bias + torch.zeros(1))
+            if images.dtype != torch.float32:
+                raise TypeError("float32 alone")
+            return self.out(images.flatten(1))
 
     return Narrow()
+
+
+def casting_net(in_channels: int, num_classes: int, image_size: int) -> nn.Module:
+    """A layer with weights in bfloat16, after which the model casts back."""
+
+    class Casting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.low = nn.Linear(in_channels * image_size**2, 16).bfloat16()
+            self.out = nn.Linear(16, num_classes)
+
+        def forward(self, images: Tensor) -> Tensor:
+            return self.out(self.low(images.flatten(1).bfloat16()).relu().float())
+
+    return Casting()
 
 
 def centring_net(in_channels: int, num_classes: int, image_size: int) -> nn.Module:

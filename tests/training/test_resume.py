@@ -166,10 +166,10 @@ def poisoned(world: World, config: Config, folder: Path, step: int) -> list[int]
     """Train with one rank's images of one step blown up; returns the steps that were left out."""
 
     class Spoiled(TrainStep):
-        def __call__(self, batch: Any, *_: object) -> Any:
+        def take(self, batch: Any, *_: object) -> Any:
             if batch.step == step and world.rank == world.size - 1:
                 batch.images.fill_(float("nan"))
-            return super().__call__(batch)
+            return super().take(batch)
 
     def spoiling(*args: Any) -> Any:
         run = assemble(*args)

@@ -593,10 +593,20 @@ class Autocast(Net):
             return super().forward(x.float()).float()
 
 
+class Casts(InSingle):
+    """A layer with weights in bfloat16, another one that casts."""
+
+    def begin(self) -> None:
+        self.low = nn.Linear(FEATURES, FEATURES).bfloat16()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(self.low(x.to(torch.bfloat16)))
+
+
 def in_low_precision(world: World) -> list[Any]:
     """What is said of models that compute in bfloat16, and of those whose samples see each other there."""
     said, centred = [], {"middle": lambda self, x: torch.tanh(self.second(x - x.mean(0)))}
-    kinds: list[tuple[type[Net], dict[str, Any]]] = [(InSingle, {"precision": "bf16"}), (Autocast, {})]
+    kinds: list[tuple[type[Net], dict[str, Any]]] = [(InSingle, {"precision": "bf16"}), (Autocast, {}), (Casts, {})]
     for kind, options in kinds:
         for make in (kind, type("Centring", (kind,), centred)):
             said.append([each[:3] for each in found(world, partial(_in_float32, make), **options)])
@@ -606,13 +616,16 @@ def in_low_precision(world: World) -> list[Any]:
 
 
 def _in_float32(make: type[nn.Module]) -> nn.Module:
-    return make().float()
+    model = make().float()
+    if isinstance(model, Casts):
+        model.low.bfloat16()
+    return model
 
 
 def test_low_precision_hides_nothing_and_is_no_finding() -> None:
     said = in_low_precision(World.single())
     cause = "the model: what it computes for a sample depends on which others pass with it"
-    assert said == [*([[], [("gradient", "first.weight", cause)]] * 2), []]
+    assert said == [*([[], [("gradient", "first.weight", cause)]] * 3), []]
     assert run_ranks(in_low_precision, 2, law=True) == [said] * 2
 
 

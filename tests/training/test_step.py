@@ -403,6 +403,13 @@ def test_a_batch_that_does_not_fit_is_told_in_a_sentence(loss: Any, bad: dict[st
     assert refused.value.remedy
 
 
+def test_a_layer_that_does_not_take_what_the_one_before_gives_is_told_without_the_images() -> None:
+    model = nn.Sequential(nn.Linear(FEATURES, 7), nn.Linear(7, CLASSES)).double()
+    model[0].register_forward_hook(lambda module, args, outputs: outputs.float())
+    with pytest.raises(UserError, match=r"step 1: 1, Linear\(.*\) does not take float32 \[4, 7\] on cpu: "):
+        TrainStep(model, F.cross_entropy, sgd(model))(batch_of(SINGLE, inputs(4).double()))
+
+
 @pytest.mark.parametrize("kind", ["focal", "bce", "cross-entropy"])
 def test_a_label_beyond_the_outputs_is_told_with_each_loss(kind: str) -> None:
     model = nn.Sequential(nn.Linear(FEATURES, CLASSES))

@@ -35,6 +35,11 @@ class Finding:
     placed: bool = False  # by an experiment, in a module or the loss, and so no rounding
 
     @property
+    def note(self) -> str:
+        """The same as a line of the command's."""
+        return f"note: {self.message}. --law off looks no more, --law strict ends the run"
+
+    @property
     def message(self) -> str:
         """A sentence for the user."""
         step, differ = self.step + 1, "weights will differ with the number of processes"

@@ -7,6 +7,9 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map
 
 from lockstep.config import Precision
 from lockstep.distributed.devices import device_name
@@ -52,6 +55,30 @@ def autocast(precision: str, device: torch.device, cache: bool = True) -> Callab
     _require_known(precision)
     dtype = LOW.get(precision)
     return nullcontext if dtype is None else partial(torch.autocast, device.type, dtype, cache_enabled=cache)
+
+
+class AtLeast(TorchFunctionMode):
+    """Within, torch's functions take tensors of a narrower type as `dtype`, float32 or float64, and make these where
+    they are told to make narrower ones: `x.bfloat16()`, `x.to(torch.half)`, a layer whose weights are low."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.dtype, self.narrower = dtype, {*LOW.values()} | ({torch.float32} - {dtype})
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(func, "__name__", "")
+        if name in ("__get__", "__set__"):  # attributes, as p.grad
+            return func(*args, **(kwargs or {}))
+        writes = name == "__setitem__" or name.startswith("__i") or (name[-1:] == "_" != name[-2:-1])
+        rest, options = tree_map(self._widened, (args[writes:], kwargs or {}))
+        if func in (Tensor.bfloat16, Tensor.half, Tensor.float):
+            func, rest, options = Tensor.to, [args[0], self.dtype], {}
+        return func(*args[:writes], *rest, **options)
+
+    def _widened(self, value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return value.to(self.dtype) if value.dtype in self.narrower else value
+        return self.dtype if isinstance(value, torch.dtype) and value in self.narrower else value
 
 
 def scaler(precision: str, device: torch.device) -> torch.amp.GradScaler | None:

@@ -10,6 +10,7 @@ order, and the cause that the same samples show on rank 0.
 """
 
 import math
+import sys
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -106,8 +107,10 @@ class SelfCheck(StepPasses):
         return self._looks()
 
     def _warn(self, finding: Finding, first: bool) -> None:
-        if first and self.rank == 0:
+        if first and self.rank == 0 and self.step.own_loop:
             warnings.warn(f'{finding.message}. TrainStep(..., law="off") looks no more', stacklevel=7)
+        elif first and self.rank == 0:
+            print(finding.note, file=sys.stderr)
 
     def note_said(self) -> None:
         """The run has said already that weights will differ."""

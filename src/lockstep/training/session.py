@@ -287,7 +287,7 @@ class Session:
             )
         )  # fmt: skip
         if first:
-            self.bar.write(f"note: {finding.message}. --law off looks no more, --law strict ends the run")
+            self.bar.write(finding.note)
 
     def end_by(self, stop: int) -> None:
         """Go on (0), or leave the loop by a signal or OUT_OF_TIME, on which the ranks agreed."""

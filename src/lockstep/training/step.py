@@ -181,9 +181,11 @@ def misfit_of(error: Exception, step: int, ids: np.ndarray, model: nn.Module) ->
         unlike = images.dtype != weight.dtype or images.device != weight.device
         if not in_torch and not (unlike and images.dtype != torch.int64):
             return None
-        layer = next(m for f in reversed(frames) if isinstance(m := f.f_locals.get("self"), nn.Module))
+        frame, layer = next((f, m) for f in reversed(frames) if isinstance(m := f.f_locals.get("self"), nn.Module))
         name = next((f"{name}, " for name, each in model.named_modules() if each is layer and name), "")
-        what = f"{name}{type(layer).__name__}({layer.extra_repr()}) does not take images {kind_of(images)}"
+        given = next((each for each in [*frame.f_locals.values()][1:] if isinstance(each, Tensor)), images)
+        kind, weight = "images " * (given is images) + kind_of(given), next(layer.parameters(), weight)
+        what = f"{name}{type(layer).__name__}({layer.extra_repr()}) does not take {kind}"
         remedy = f"Build it for these, or convert them: its weights are {weight.dtype} on {weight.device}."
     else:
         what = f"the loss does not take labels {kind_of(labels)} for outputs {kind_of(outputs)}"

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any, Protocol
 from weakref import WeakSet
 
@@ -22,7 +23,6 @@ from torch.utils._pytree import tree_leaves
 from lockstep.data.loaders import Batch
 from lockstep.data.order import Shard
 from lockstep.distributed.world import World, pretended_process, pretended_rank
-from lockstep.errors import UserError
 from lockstep.parallel.batchnorm import GroupBatchNorm, StepBatchNorm, SyncBatchNorm, batch_norms, without_ranks
 from lockstep.parallel.fsdp import LOW, is_sharded, local
 from lockstep.parallel.hidden_state import LENGTH, HiddenState, differing, is_of_the_process, same
@@ -30,6 +30,7 @@ from lockstep.parallel.module_state import as_real, driven, is_compiled, replace
 from lockstep.parallel.parameter_hooks import ParameterHooks
 from lockstep.parallel.sync import GradientSync
 from lockstep.training.outcomes import HELD, UNREPEATED, Finding, Outcome, minus, norms_of
+from lockstep.training.precision import AtLeast
 
 # by the type in which a model computes: a relative difference that is never looked at closer, how far inputs are
 # moved to see what rounding does, below which part of all gradients one is measured by these, what is beyond doubt
@@ -83,6 +84,7 @@ class Step(Protocol):
     passes_write: bool | None
     checks_mean: bool
     apart: bool
+    own_loop: bool
     compares: bool
 
     def take_passes(self, batch: Batch) -> list[Tensor]:
@@ -123,7 +125,10 @@ class StepPasses:
         self.dtypes = set[torch.dtype]()
         self.computes_in({p.dtype.to_real() for p in step.named.values()} | {step.autocast_dtype or torch.float64})
         self._types_known = False  # also the low ones that the model computes in by itself
-        self.casts_itself: bool | None = None  # to a low one, where there is no autocast
+        self.low_parameters = any(p.dtype in _LOW for p in step.named.values())
+        # to a low one, where autocast is off and torch's functions make none: TorchScript asks for none of these
+        scripts = any(isinstance(m, torch.jit.ScriptModule) for m in step.bare.modules())
+        self.casts_itself: bool | None = True if scripts else None
         self.checked = 0  # steps so far
         self._noise: tuple[int, Tensor, float] | None = None  # of which check; of each gradient and of the loss
         self._ask_at = 0  # which check asks next whether a pass comes to the same again
@@ -139,6 +144,12 @@ class StepPasses:
         self.dtypes |= dtypes
         kinds = (_LIMITS.get(each, _LIMITS[torch.float32]) for each in self.dtypes)
         self.limit, self.moved_by, self.least, self.sure = max(kinds)
+
+    def _of_parameters(self, place: int, least: float) -> Tensor:
+        """float64 [parameters]: what `_LIMITS` has in this place of those of low precision, and no less than `least`.
+        In full precision too their gradients are rounded."""
+        own = [_LIMITS[p.dtype][place] if p.dtype in _LOW else 0.0 for p in self.step.named.values()]
+        return torch.tensor(own, dtype=torch.float64).clamp(min=least)
 
     def learn_types(self, take: Callable[[], object]) -> bool:
         """Where something differs for the first time: look for low types in which the passes compute, as by an autocast
@@ -157,21 +168,22 @@ class StepPasses:
 
     @property
     def low(self) -> bool:
-        """Whether autocast alone makes the passes compute in a low type."""
-        others = self.dtypes - _LOW
-        return bool(others) and others != self.dtypes and not self.casts_itself
+        """Whether the passes compute in a low type, and may be taken in another one."""
+        return not self.dtypes.isdisjoint(_LOW) and not self.casts_itself
 
     @contextmanager
     def in_full_precision(self) -> Iterator[None]:
-        """Within, autocast is off, around the step and in forward too, and limits are those of the other types."""
+        """Within, the passes compute in no low type, by autocast or a cast, and limits are those of the other types."""
         kept, noise = self.dtypes, self._noise
         self.dtypes, self._noise = set(), None
-        self.computes_in(kept - _LOW)
+        self.computes_in(kept - _LOW | {torch.float32})
         try:
             with ExitStack() as stack:
                 for kind in {device.type for device in self.devices}:
                     stack.enter_context(torch.autocast(kind, enabled=False))
-                stack.enter_context(replaced(self.step, autocast=nullcontext))
+                stack.enter_context(
+                    replaced(self.step, autocast=partial(AtLeast, torch.float32))
+                )  # around forward and the loss
                 stack.enter_context(replaced(torch, set_autocast_enabled=lambda *_: None))
                 yield
         finally:
@@ -181,11 +193,11 @@ class StepPasses:
     def compared_in_full(
         self, batch: Batch, own: Callable[[], Outcome], take: Callable[[int | None], Outcome]
     ) -> list[Finding]:
-        """Where autocast is off: what the step's own parts and those that `take` takes come to. Of low precision
-        rounding is as large as half a gradient. All ranks call it together."""
+        """In full precision: what the step's own parts and those that `take` takes come to. Of low precision rounding
+        is as large as half a gradient. All ranks call it together."""
         passed, joined = list[Outcome](), (lambda each: each) if is_sharded(self.step.model) else self.summed
         with self.in_full_precision():
-            with suppress(RuntimeError, UserError):  # no room, or a cast in forward that counts on autocast
+            with suppress(Exception):  # no room, or code that counts on a type
                 passed = [own(), take(None)]
             if not all(self.gather(bool(passed))):
                 self.step.take_gradients()
@@ -193,7 +205,8 @@ class StepPasses:
                 return []
             whole, other = map(joined, passed)
             found = self._compared(batch, whole, other, [lambda seed: self.apart(other, joined(take(seed)))] * TRIES)
-            self.casts_itself = bool(found and self._low_types(lambda: take(None)))
+            # gradients of parameters that are low are, too, and measured so
+            self.casts_itself = bool(found and not self.low_parameters and self._low_types(lambda: take(None)))
         return [] if self.casts_itself else found
 
     def versions_now(self) -> dict[str, int]:
@@ -287,7 +300,8 @@ class StepPasses:
                 dist.all_reduce(summed)
             norms, difference, away, largest = of.norms, summed[:-1].sqrt(), float(summed[-1]), abs(float(of.loss[0]))
         total = norms.norm()
-        size = difference / norms.clamp(min=self.least * total) if total > 0 else difference * 0
+        least = self._of_parameters(2, self.least) * total
+        size = difference / torch.maximum(norms, least) if total > 0 else difference * 0
         loss = away / largest if largest else 0.0
         return size.nan_to_num(nan=math.inf), math.inf if math.isnan(loss) else loss
 
@@ -305,7 +319,8 @@ class StepPasses:
 
     def _compared(self, batch: Batch, actual: Outcome, other: Outcome, moves: Sequence[Moves]) -> list[Finding]:
         size, loss = self.apart(actual, other)
-        if not (float(size.max()) > self.limit or loss > self.limit):
+        limits = self._of_parameters(0, self.limit)
+        if not (bool((size > limits).any()) or loss > self.limit):
             return []
         noise, loss_noise = torch.zeros_like(size), 0.0
         if self._noise and self.checked - self._noise[0] <= _FRESH:
@@ -314,7 +329,7 @@ class StepPasses:
         def unexplained() -> Tensor:
             # what turns one unit off may turn off one of any layer: none is quieter than all gradients together
             overall = float((noise * other.norms).norm() / other.norms.norm().clamp(min=1e-300))
-            return (size > (noise.clamp(min=overall) * NOISE).clamp(min=self.limit)) | size.isinf()
+            return (size > torch.maximum(noise.clamp(min=overall) * NOISE, limits)) | size.isinf()
 
         for number, move in enumerate(moves if batch.images.is_floating_point() else ()):
             if not unexplained().any() and loss <= max(self.limit, NOISE * loss_noise):

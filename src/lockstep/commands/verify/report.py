@@ -92,7 +92,8 @@ def rounding(report: Report, rows: Sequence[Row], trace: Callable[[Variant], Tra
         for row in rows:
             row.wide = compare.compare(first, trace(row.variant), report.bound)
     except (UserError, WorkerFailed, RuntimeError, TypeError) as error:
-        report.unseen = f"float64 failed: {str(error).splitlines()[0]}"
+        first_line, *_, last_line = str(error).splitlines() * 2
+        report.unseen = f"float64 failed: {last_line if 'Traceback (' in first_line else first_line}"
 
 
 def print_report(report: Report) -> None:
@@ -142,7 +143,7 @@ def _verdict(report: Report) -> str:
     if not report.holds:
         said = f"does not hold: {claim} on {report.varied()}"
         if report.differing():
-            return said
+            return said + (f"; whether that is rounding was not seen: {report.unseen}" if report.unseen else "")
         runs = "float64" if any(row.wide is not None for row in report.rows) else "these steps"
         return f"{said}; the self-check found what {runs} did not show"
     top1 = (report.first.metrics or {}).get("top1", math.nan)

@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from lockstep.training.assemble import Run, assemble
 from lockstep.training.evaluation import evaluate
 from lockstep.training.loop import steps
 from lockstep.training.outcomes import Finding
+from lockstep.training.precision import AtLeast
 from lockstep.training.state import State
 
 SAMPLES = 32  # entries of a tensor that are kept for every step, evenly spaced
@@ -135,6 +137,7 @@ def _trace(world: World, job: Job) -> Trace:
     if job.wide:
         _widen(run.train)
         _widen(run.val)
+        run.step.autocast = partial(AtLeast, torch.float64)  # what a model casts by itself
     recorder = _Recorder(run, world, exact=bool(config.exact))
     found = [note.removeprefix("note: ") for note in run.notes if " will differ with " in note]
     recorder.trace.law |= {said: said for said in (note.partition(". --law off")[0] for note in found)}
@@ -143,7 +146,8 @@ def _trace(world: World, job: Job) -> Trace:
     recorder.record(state, count)
     run.synchronize()
     recorder.finish()
-    metrics = evaluate(run.evaluated, run.val, world, config.precision, tta=config.tta, synchronized=True)
+    with AtLeast(torch.float64) if job.wide else nullcontext():
+        metrics = evaluate(run.evaluated, run.val, world, config.precision, tta=config.tta, synchronized=True)
     trace.metrics = {name: value for name, value in asdict(metrics).items() if value is not None}
     trace.weights_sha256 = weights.digest(run.model)
     return trace
@@ -158,8 +162,8 @@ class _Recorder:
     """Takes the steps of one rank and fills a trace, which is whole on rank 0."""
 
     def __init__(self, run: Run, world: World, exact: bool) -> None:
-        if missing := [name for name in ("optimizer", "sync") if not hasattr(run.step, name)]:
-            message = f"--patch left run.step without {' and '.join(missing)}, of which gradients and rates are read"
+        if missing := [name for name in ("optimizer", "sync", "take") if not hasattr(run.step, name)]:
+            message = f"--patch left run.step without {' and '.join(missing)}"
             raise UserError(message, "Give the new step those of the old one, or its own.")
         run.step.optimizer.register_step_pre_hook(self._note_gradients)
         self.run, self.world, self.exact, self.main = run, world, exact, world.rank == 0
