@@ -166,7 +166,7 @@ def poisoned(world: World, config: Config, folder: Path, step: int) -> list[int]
     """Train with one rank's images of one step blown up; returns the steps that were left out."""
 
     class Spoiled(TrainStep):
-        def take(self, batch: Any, *_: object) -> Any:
+        def take(self, batch: Any) -> Any:
             if batch.step == step and world.rank == world.size - 1:
                 batch.images.fill_(float("nan"))
             return super().take(batch)

@@ -326,7 +326,12 @@ class TrainStep:
     def __call__(self, batch: Batch, *others: object) -> Tensor:
         """Take one step; returns the batch's mean loss, the same on all ranks: a scalar on the device, for which one
         waits who reads it. It takes a small all-reduce, that nothing waits for, and on one rank none."""
-        loss = self.take(batch, *others)
+        if others or not isinstance(batch, Batch):
+            raise UserError(
+                f"step takes one Batch, not {', '.join(type(each).__name__ for each in (batch, *others))}",
+                "ls.loaders gives Batches: of a set's name, or of (train, val), Datasets or pairs of tensors of yours.",
+            )
+        loss = self.take(batch)
         if self.sync.ranks == 1 and loss.samples == [batch.count] and loss.means[0].dtype == self._piece_dtype:
             return loss.means[0]  # an operator is as much as 4 % of a small step
         summed = [times(mean, samples) for mean, samples in zip(*loss, strict=True)]
@@ -334,13 +339,8 @@ class TrainStep:
         mine = sum(shard.size for shard in batch.shards)
         return (self.sync.total(own, mine, batch.count) / batch.count).to(self._piece_dtype)
 
-    def take(self, batch: Batch, *others: object) -> RankLoss:
+    def take(self, batch: Batch) -> RankLoss:
         """The same, and returns this rank's part of the loss, for who reads it seldom."""
-        if others or not isinstance(batch, Batch):
-            raise UserError(
-                f"step takes one Batch, not {', '.join(type(each).__name__ for each in (batch, *others))}",
-                "ls.loaders gives Batches: of a set's name, or of (train, val), Datasets or pairs of tensors of yours.",
-            )
         self._follow_schedule(batch.samples)
         theirs = [(parameter, parameter.grad) for parameter in self._others]
         for parameter, _ in theirs:
