@@ -67,8 +67,9 @@ class AtLeast(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", "")
-        if name in ("__get__", "__set__"):  # attributes, as p.grad
-            return func(*args, **(kwargs or {}))
+        if name in ("__get__", "__set__"):  # attributes: p.grad stays what it is, p.dtype is the one computed in
+            found = func(*args, **(kwargs or {}))
+            return found if isinstance(found, Tensor) else self._widened(found)
         writes = name == "__setitem__" or name.startswith("__i") or (name[-1:] == "_" != name[-2:-1])
         rest, options = tree_map(self._widened, (args[writes:], kwargs or {}))
         if func in (Tensor.bfloat16, Tensor.half, Tensor.float):
