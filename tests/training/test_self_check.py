@@ -23,6 +23,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.functional import dropout as early
+from torch.utils.checkpoint import checkpoint
 
 from lockstep.data.augment import Augment
 from lockstep.data.image_sets import ArraySet
@@ -612,7 +613,13 @@ def in_low_precision(world: World) -> list[Any]:
             said.append([each[:3] for each in found(world, partial(_in_float32, make), **options)])
     casting = {"middle": lambda self, x: torch.tanh(self.second(x.bfloat16()))}  # which fails without autocast
     made = type("Casting", (InSingle,), casting)
-    return [*said, found(world, partial(_in_float32, made), precision="bf16")]
+    drawing = {"middle": lambda self, x: checkpoint(self.dropped, x, use_reentrant=False), "dropped": _dropped}
+    drawn = found(world, partial(_in_float32, type("Dropping", (Casts,), drawing)))
+    return [*said, found(world, partial(_in_float32, made), precision="bf16"), [each[2] for each in drawn]]
+
+
+def _dropped(self: Net, x: Tensor) -> Tensor:
+    return early(torch.tanh(self.second(x)), 0.5, self.training)
 
 
 def _in_float32(make: type[nn.Module]) -> nn.Module:
@@ -625,7 +632,8 @@ def _in_float32(make: type[nn.Module]) -> nn.Module:
 def test_low_precision_hides_nothing_and_is_no_finding() -> None:
     said = in_low_precision(World.single())
     cause = "the model: what it computes for a sample depends on which others pass with it"
-    assert said == [*([[], [("gradient", "first.weight", cause)]] * 3), []]
+    unkeyed = "the model: it draws from torch's generator by a function whose draws are not keyed by sample"
+    assert said == [*([[], [("gradient", "first.weight", cause)]] * 3), [], [unkeyed]]
     assert run_ranks(in_low_precision, 2, law=True) == [said] * 2
 
 

@@ -118,7 +118,7 @@ def steps(run: Run, state: State, loaded: Callable[[Batch], object]) -> Iterator
         loss = None
         if batch.step not in state.skipped:
             loss = run.step.take(batch)
-        left_out = loss is None or getattr(run.step, "left_out", False)  # a --patch may put any function there
+        left_out = loss is None or getattr(run.step, "left_out", False)  # a --patch may put another step there
         if run.ema is not None and not left_out:
             run.ema.update_parameters(run.model)
         state.advance(batch.all_ids, trained=not left_out)

@@ -4,7 +4,7 @@ import typing
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,6 +15,11 @@ from lockstep.config import Precision
 from lockstep.distributed.devices import device_name
 from lockstep.errors import UserError, unknown
 from lockstep.parallel.fsdp import LOW
+from lockstep.rng.intercept import FUNCTIONAL
+
+_REPLACED = {*FUNCTIONAL.values()}
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 def configure(precision: str, device: torch.device) -> None:
@@ -57,7 +62,17 @@ def autocast(precision: str, device: torch.device, cache: bool = True) -> Callab
     return nullcontext if dtype is None else partial(torch.autocast, device.type, dtype, cache_enabled=cache)
 
 
-class AtLeast(TorchFunctionMode):
+def at_least(dtype: torch.dtype, compute: Callable[P, T]) -> Callable[P, T]:
+    """`compute`, making nothing narrower than `dtype`, float32 or float64, where Python has a say."""
+
+    def computed(*args: P.args, **kwargs: P.kwargs) -> T:
+        with _AtLeast(dtype):
+            return compute(*args, **kwargs)
+
+    return computed
+
+
+class _AtLeast(TorchFunctionMode):
     """Within, torch's functions take tensors of a narrower type as `dtype`, float32 or float64, and make these where
     they are told to make narrower ones: `x.bfloat16()`, `x.to(torch.half)`, a layer whose weights are low."""
 
@@ -66,6 +81,8 @@ class AtLeast(TorchFunctionMode):
         self.dtype, self.narrower = dtype, {*LOW.values()} | ({torch.float32} - {dtype})
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        # a function of torch.nn.functional that was imported by name comes by what stands there now
+        func = func.__wrapped__ if func in _REPLACED else func
         name = getattr(func, "__name__", "")
         if name in ("__get__", "__set__"):  # attributes: p.grad stays what it is, p.dtype is the one computed in
             found = func(*args, **(kwargs or {}))

@@ -10,7 +10,6 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import replace
-from functools import partial
 from typing import Any, Protocol
 from weakref import WeakSet
 
@@ -30,7 +29,7 @@ from lockstep.parallel.module_state import as_real, driven, is_compiled, replace
 from lockstep.parallel.parameter_hooks import ParameterHooks
 from lockstep.parallel.sync import GradientSync
 from lockstep.training.outcomes import HELD, UNREPEATED, Finding, Outcome, minus, norms_of
-from lockstep.training.precision import AtLeast
+from lockstep.training.precision import at_least
 
 # by the type in which a model computes: a relative difference that is never looked at closer, how far inputs are
 # moved to see what rounding does, below which part of all gradients one is measured by these, what is beyond doubt
@@ -181,10 +180,10 @@ class StepPasses:
             with ExitStack() as stack:
                 for kind in {device.type for device in self.devices}:
                     stack.enter_context(torch.autocast(kind, enabled=False))
-                stack.enter_context(
-                    replaced(self.step, autocast=partial(AtLeast, torch.float32))
-                )  # around forward and the loss
+                stack.enter_context(replaced(self.step, autocast=nullcontext))  # around forward and the loss
                 stack.enter_context(replaced(torch, set_autocast_enabled=lambda *_: None))
+                vars(self.step)["take_passes"] = at_least(torch.float32, self.step.take_passes)
+                stack.callback(vars(self.step).pop, "take_passes")
                 yield
         finally:
             self.dtypes, self._noise = set(), noise

@@ -7,7 +7,6 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +30,7 @@ from lockstep.training.assemble import Run, assemble
 from lockstep.training.evaluation import evaluate
 from lockstep.training.loop import steps
 from lockstep.training.outcomes import Finding
-from lockstep.training.precision import AtLeast
+from lockstep.training.precision import at_least
 from lockstep.training.state import State
 
 SAMPLES = 32  # entries of a tensor that are kept for every step, evenly spaced
@@ -137,7 +136,9 @@ def _trace(world: World, job: Job) -> Trace:
     if job.wide:
         _widen(run.train)
         _widen(run.val)
-        run.step.autocast = partial(AtLeast, torch.float64)  # what a model casts by itself
+        step = getattr(run.step, "step", run.step)  # within what a patch has put there
+        if hasattr(step, "take_passes"):
+            vars(step)["take_passes"] = at_least(torch.float64, step.take_passes)  # casts of the model's own, too
     recorder = _Recorder(run, world, exact=bool(config.exact))
     found = [note.removeprefix("note: ") for note in run.notes if " will differ with " in note]
     recorder.trace.law |= {said: said for said in (note.partition(". --law off")[0] for note in found)}
@@ -146,8 +147,8 @@ def _trace(world: World, job: Job) -> Trace:
     recorder.record(state, count)
     run.synchronize()
     recorder.finish()
-    with AtLeast(torch.float64) if job.wide else nullcontext():
-        metrics = evaluate(run.evaluated, run.val, world, config.precision, tta=config.tta, synchronized=True)
+    measure = at_least(torch.float64, evaluate) if job.wide else evaluate
+    metrics = measure(run.evaluated, run.val, world, config.precision, tta=config.tta, synchronized=True)
     trace.metrics = {name: value for name, value in asdict(metrics).items() if value is not None}
     trace.weights_sha256 = weights.digest(run.model)
     return trace
