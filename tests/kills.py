@@ -38,7 +38,7 @@ _PATIENCE_S, _POLL_S, _STOPPED_S = 240.0, 0.003, 0.5
 _ENDS = {signal.SIGKILL: (-9,), signal.SIGTERM: (143, -15)}  # -15: before Python had a handler
 # a signal's handler may raise between a file's opening and its use: Python closes it, with a warning that tests print
 _UNCLOSED = re.compile(
-    r"Exception ignored in: <_io\.[^\n]*\nTraceback (?:[^\n]*\n)(?: [^\n]*\n)*ResourceWarning: unclosed file"
+    r"Exception ignored in: <_io\.[^\n]*\nTraceback [^\n]*\n(?: [^\n]*\n)*ResourceWarning: unclosed file"
 )
 
 

@@ -34,7 +34,8 @@ _TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-5}  # relative; others are 
 
 
 class RankLoss(NamedTuple):
-    """What a rank adds to the loss of a step: mean losses, each a scalar on the device, of so many samples."""
+    """What a rank adds to the loss of a step: mean losses, each a scalar on the device, of so many samples. Of a loss
+    with a denominator each is a shard's part of the sum, and counts once."""
 
     means: Sequence[Tensor]
     samples: Sequence[int]

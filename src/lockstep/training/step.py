@@ -324,8 +324,8 @@ class TrainStep:
             group.setdefault("initial_lr", group["lr"])
 
     def __call__(self, batch: Batch, *others: object) -> Tensor:
-        """Take one step; returns the batch's mean loss, the same on all ranks: a scalar on the device, for which one
-        waits who reads it. It takes a small all-reduce, that nothing waits for, and on one rank none."""
+        """Take one step; returns the batch's mean loss, the same on all ranks, a scalar on the device (reading it waits
+        for the device). On several ranks that takes a small all-reduce, for which nothing waits."""
         if others or not isinstance(batch, Batch):
             raise UserError(
                 f"step takes one Batch, not {', '.join(type(each).__name__ for each in (batch, *others))}",
@@ -340,7 +340,7 @@ class TrainStep:
         return (self.sync.total(own, mine, batch.count) / batch.count).to(self._piece_dtype)
 
     def take(self, batch: Batch) -> RankLoss:
-        """The same, and returns this rank's part of the loss, for who reads it seldom."""
+        """Take one step; returns this rank's part of the loss, which costs nothing until it is read."""
         self._follow_schedule(batch.samples)
         theirs = [(parameter, parameter.grad) for parameter in self._others]
         for parameter, _ in theirs:

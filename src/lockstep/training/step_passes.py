@@ -124,8 +124,7 @@ class StepPasses:
         self.dtypes = set[torch.dtype]()
         self.computes_in({p.dtype.to_real() for p in step.named.values()} | {step.autocast_dtype or torch.float64})
         self._types_known = False  # also the low ones that the model computes in by itself
-        self.low_parameters = any(p.dtype in _LOW for p in step.named.values())
-        # to a low one, where autocast is off and torch's functions make none: TorchScript asks for none of these
+        # to a low one in full precision too: TorchScript does not ask the functions that Python sees
         scripts = any(isinstance(m, torch.jit.ScriptModule) for m in step.bare.modules())
         self.casts_itself: bool | None = True if scripts else None
         self.checked = 0  # steps so far
@@ -180,7 +179,7 @@ class StepPasses:
             with ExitStack() as stack:
                 for kind in {device.type for device in self.devices}:
                     stack.enter_context(torch.autocast(kind, enabled=False))
-                stack.enter_context(replaced(self.step, autocast=nullcontext))  # around forward and the loss
+                stack.enter_context(replaced(self.step, autocast=nullcontext))
                 stack.enter_context(replaced(torch, set_autocast_enabled=lambda *_: None))
                 vars(self.step)["take_passes"] = at_least(torch.float32, self.step.take_passes)
                 stack.callback(vars(self.step).pop, "take_passes")
@@ -204,8 +203,9 @@ class StepPasses:
                 return []
             whole, other = map(joined, passed)
             found = self._compared(batch, whole, other, [lambda seed: self.apart(other, joined(take(seed)))] * TRIES)
-            # gradients of parameters that are low are, too, and measured so
-            self.casts_itself = bool(found and not self.low_parameters and self._low_types(lambda: take(None)))
+            # gradients of low parameters are low as well, and measured so
+            low_parameters = any(p.dtype in _LOW for p in self.step.named.values())
+            self.casts_itself = bool(found and not low_parameters and self._low_types(lambda: take(None)))
         return [] if self.casts_itself else found
 
     def versions_now(self) -> dict[str, int]:

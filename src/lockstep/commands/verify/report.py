@@ -92,8 +92,8 @@ def rounding(report: Report, rows: Sequence[Row], trace: Callable[[Variant], Tra
         for row in rows:
             row.wide = compare.compare(first, trace(row.variant), report.bound)
     except (UserError, WorkerFailed, RuntimeError, TypeError) as error:
-        first_line, *_, last_line = str(error).splitlines() * 2
-        report.unseen = f"float64 failed: {last_line if 'Traceback (' in first_line else first_line}"
+        # neither a traceback's frames nor a remedy, which are indented
+        report.unseen = f"float64 failed: {[line for line in str(error).splitlines() if line[:1].strip()][-1]}"
 
 
 def print_report(report: Report) -> None:

@@ -131,14 +131,13 @@ def _trace(world: World, job: Job) -> Trace:
     if job.wide:
         config = replace(config, precision="fp32", model=replace(config.model, compile=False))
     run = assemble(config, world, torch.float64 if job.wide else None)
+    if job.wide:  # before a patch, which may put something around the step
+        vars(run.step)["take_passes"] = at_least(torch.float64, run.step.take_passes)
     if job.patch:
         load_object(job.patch, "patch")(run, world, config)
     if job.wide:
         _widen(run.train)
         _widen(run.val)
-        step = getattr(run.step, "step", run.step)  # within what a patch has put there
-        if hasattr(step, "take_passes"):
-            vars(step)["take_passes"] = at_least(torch.float64, step.take_passes)  # casts of the model's own, too
     recorder = _Recorder(run, world, exact=bool(config.exact))
     found = [note.removeprefix("note: ") for note in run.notes if " will differ with " in note]
     recorder.trace.law |= {said: said for said in (note.partition(". --law off")[0] for note in found)}
