@@ -50,7 +50,7 @@ def _mnist(world: World, data: str, out: str) -> list[dict[str, Any]]:
 
 
 def test_mnist_learns_the_same_on_1_2_and_3_processes(real_data: Path, tmp_path: Path) -> None:
-    runs = [run_ranks(_mnist, n, str(real_data), str(tmp_path), timeout=120)[0] for n in (1, 2, 3)]
+    runs = [run_ranks(_mnist, n, str(real_data), str(tmp_path), timeout=300)[0] for n in (1, 2, 3)]
     ends = [run[-1] for run in runs]
     assert len({end["ledger_sha256"] for end in ends}) == 1
     assert [(end["steps"], end["samples"], end["processes"]) for end in ends] == [(60, 3000, n) for n in (1, 2, 3)]
@@ -61,11 +61,14 @@ def test_mnist_learns_the_same_on_1_2_and_3_processes(real_data: Path, tmp_path:
 
 
 def _cifar10(world: World, data: str) -> tuple[list[float], str]:
-    """The cifar10 recipe's first five steps in bf16: the losses over all ranks, and the weights' digest."""
+    """The cifar10 recipe's first steps in bf16: the losses over all ranks, and the weights' digest.
+
+    Of few samples: a processor without bfloat16 instructions takes half a second for the passes of each.
+    """
     config = recipe("cifar10")
-    run = assemble(replace(config, batch_size=33, precision="bf16", execution=Execution(data_dir=data)), world)
+    run = assemble(replace(config, batch_size=9, precision="bf16", execution=Execution(data_dir=data)), world)
     losses = []
-    for batch, _ in zip(run.train.epoch(0), range(5), strict=False):
+    for batch, _ in zip(run.train.epoch(0), range(3), strict=False):
         losses.append(float(run.step(batch)))
     for buffer in run.model.buffers():  # local batch norm: statistics are each rank's own
         buffer.zero_()
@@ -73,7 +76,7 @@ def _cifar10(world: World, data: str) -> tuple[list[float], str]:
 
 
 def test_cifar10_trains_some_steps_in_bf16_on_two_processes(real_data: Path) -> None:
-    (first, digest), (second, other) = run_ranks(_cifar10, 2, str(real_data), timeout=120)
+    (first, digest), (second, other) = run_ranks(_cifar10, 2, str(real_data), timeout=300)
     assert first == second
     assert digest == other
     assert first[0] == pytest.approx(2.5, abs=0.6)  # near ln 10, what a fresh network's ten guesses cost
