@@ -180,7 +180,7 @@ def _parted(rows: list[bytes]) -> UserError:
     return UserError(
         f"the processes no longer take the same steps: rank 0 is at {places[0]}, rank {other} is at {places[other]}",
         "All of them step and evaluate, also where rank 0 alone prints. A `break` or `continue` must be the same on "
-        "all: decide by a number that is, as world.sum(step(batch)) / batch.count, not by one process's samples.",
+        "all: decide by a number that is, as the loss that step(batch) returns, not by one process's samples.",
     )
 
 
