@@ -8,6 +8,7 @@ all restarts. The kernel ends it with its owner, and what it has started with it
 import atexit
 import ctypes
 import gc
+import importlib
 import math
 import multiprocessing
 import os
@@ -36,6 +37,7 @@ _DIE_WITH_PARENT, _SET_NAME, _ADOPT_ORPHANS = 1, 15, 36  # of prctl(2)
 _ENDING_S = 0.05  # what a thread that was joined takes to leave the kernel's list
 LOOK_S = 0.5  # between two looks for stopped processes
 _EXIT_S = 5.0  # from a closed pipe to the end of its process
+_LIBRARIES = {"lockstep", "torchvision"}  # which take seconds to import, and begin no threads
 # Of a fresh interpreter while it imports: a main script that computes there would have OpenMP's threads, a fork loses
 # them, and waits for them for ever as soon as it takes several itself. numpy's are ended for a fork, and begun again.
 _THREADS = "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"
@@ -50,6 +52,7 @@ class Start:
     target: Callable[..., Any]
     args: tuple[Any, ...]
     stopped_s: float  # after which it is killed where a signal has stopped it; 0: never
+    imports: list[str]  # modules that the one who asks has, which each process would else import by itself
 
 
 class WarmProcess:
@@ -67,7 +70,7 @@ class WarmProcess:
         """Start a process; returns our end of its pipe. Raises ConnectionError where the warm process has ended."""
         ours, theirs = Pipe()
         with self._lock, theirs:
-            self.connection.send(Start(key, name, target, args, stopped_s))
+            self.connection.send(Start(key, name, target, args, stopped_s, _imported()))
             send_handle(self.connection, theirs.fileno(), 0)
         return ours
 
@@ -101,6 +104,22 @@ class WarmProcess:
             self.process.kill()
             self.process.join()
         self.connection.close()
+
+
+def _imported() -> list[str]:
+    """The modules of these libraries that this process has."""
+    names = [name for name in [*sys.modules] if name.partition(".")[0] in _LIBRARIES]
+    return [name for name in names if getattr(sys.modules.get(name), "__spec__", None) is not None]
+
+
+def _import(names: Sequence[str]) -> None:
+    """Import what this process lacks of these modules; what fails does so where it is used."""
+    missing = [name for name in names if name not in sys.modules]
+    for name in missing:
+        with suppress(Exception):
+            importlib.import_module(name)
+    if missing:
+        gc.freeze()  # a collection in a process that was forked would copy all that is imported
 
 
 _current: WarmProcess | None = None  # which this process may ask
@@ -255,6 +274,7 @@ def _serve(environ: dict[str, str | None], owner: Connection, parent: int, *give
                     _signal(children, client, request)
                     continue
                 pipe, (own, theirs) = Connection(recv_handle(client)), Pipe()
+                _import(request.imports)
                 args = [*clients, own], os.getpid(), theirs, request, pipe, *given
                 process: BaseProcess = context.Process(target=_run, args=args)
                 with pipe, theirs:
