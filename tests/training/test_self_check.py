@@ -164,6 +164,17 @@ class OddNorm(nn.BatchNorm1d):
         return (x - x.mean(0)) / (x.var(0) + 1e-3).sqrt() * self.weight + self.bias
 
 
+@case("what its samples do to it on several processes comes to something else", "norm.running_mean", "buffer")
+class MomentumBySize(Net):
+    def begin(self) -> None:
+        self.norm = nn.BatchNorm1d(HIDDEN)
+
+    def middle(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.norm.momentum = len(x) / 50
+        return torch.tanh(self.second(self.norm(x)))
+
+
 @case("a backward hook on it", "second")
 class BackwardHook(Net):
     def begin(self) -> None:
@@ -768,6 +779,20 @@ def by_the_clock(optimizer: Any, args: Any, kwargs: Any) -> None:
     optimizer.param_groups[0]["lr"] = 1e-3 * time.perf_counter()
 
 
+def by_the_part(optimizer: Any, args: Any, kwargs: Any) -> None:
+    optimizer.param_groups[0]["lr"] = 0.01 * optimizer.param_groups[0]["net"].taken
+
+
+class Taken(Net):
+    """Notes how many samples have passed together."""
+
+    taken = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.taken = len(x)
+        return super().forward(x)
+
+
 def on_rank_zero(optimizer: Any, args: Any, kwargs: Any) -> None:
     if not dist.is_initialized() or dist.get_rank() == 0:
         optimizer.param_groups[0]["params"][0].data.mul_(0.9)
@@ -869,10 +894,12 @@ def test_checks_leave_an_optimizer_within_another_lists_and_an_iterator_as_they_
 def updated(world: World) -> list[list[str]]:
     """What is said of updates, by a hook on a step of torch's optimizer, or by an optimizer of its own; and weights."""
     found = []
-    for hook, kind in ((by_the_clock, torch.optim.SGD), (on_rank_zero, torch.optim.SGD), (None, Remembers)):
+    sgd = torch.optim.SGD
+    for hook, kind in ((by_the_clock, sgd), (on_rank_zero, sgd), (by_the_part, sgd), (None, Remembers)):
         torch.manual_seed(0)
-        model = parallelize(Net(), world)
+        model = parallelize(net := Taken(), world)
         optimizer = kind(model.parameters(), 0.1, momentum=0.5)
+        optimizer.param_groups[0]["net"] = net
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5**step)
         optimizer.register_step_post_hook(hook or (lambda *_, schedule=schedule: schedule.step()))
         step, said = TrainStep(model, F.cross_entropy, optimizer), list[str]()
@@ -891,9 +918,11 @@ def updated(world: World) -> list[list[str]]:
 
 def test_updates_that_depend_on_process_or_time_are_said_and_others_leave_no_trace() -> None:
     said = {str(rank) for rank in [updated(World.single()), *run_ranks(updated, 3, law=True)]}
-    what = "weights will differ with the number of process: at step # the update depends on the process, or on the time"
-    first = [[f"{what}, first in {x}"] for x in ("lr of parameter group #", "first.weight")]
-    assert said == {str([*first, [], ["7", "14"]])}  # a step of Remembers calls hooks as its own, and as SGD's
+    differ = "weights will differ with the number of process: at step # the update"
+    what, left = "depends on the process, or on the time, first in", "follows what the sample of one process leave in"
+    first = [[f"{differ} {what} {x}"] for x in ("lr of parameter group #", "first.weight")]
+    # a step of Remembers calls hooks as its own, and as SGD's
+    assert said == {str([*first, [f"{differ} {left} taken"], [], ["7", "14"]])}
 
 
 def noisy(world: World, draws: bool, seeded: bool = False) -> list[str]:
@@ -1145,6 +1174,32 @@ def test_what_an_evaluation_moves_is_said_where_the_next_step_follows_it() -> No
             model.train()
     assert said == [(5, "state", "bank")]
     assert step.check.checked == 7, "0, 1, 2, 4 and 8; after the first evaluation, the second and the fourth, before 8"
+
+
+class Carries(nn.Linear):
+    """Evaluates a batch by the one before it, or counts them alone."""
+
+    last, follows = torch.zeros(()), True
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x.flatten(1)) * (1 + self.last * self.follows)
+        self.last = y.mean().detach()
+        return y
+
+
+def test_what_a_batch_of_an_evaluation_leaves_to_the_next_is_said_where_that_follows_it(capsys: Any) -> None:
+    pair = torch.randn(12, 1, 2, 2), torch.arange(12) % CLASSES
+    _, val = loaders((pair, pair), World.single(), batch_size=4, workers=0)
+    for follows in (False, True, True):
+        model = Carries(4, CLASSES)
+        model.follows = follows
+        found = [evaluate(model, val, World.single()) for _ in range(2)][-1]
+        (once,) = [line for line in capsys.readouterr().err.splitlines() if "metrics will differ" in line] or [""]
+        assert ("left in last" in once) == follows
+    _step = TrainStep(model, F.cross_entropy, torch.optim.SGD(model.parameters(), 0.1), law="strict")
+    with pytest.raises(UserError, match="--law strict: metrics will differ"):
+        evaluate(Carries(4, CLASSES), val, World.single())
+    assert found.count == 12
 
 
 def test_a_loss_that_takes_more_of_a_batch_than_comes_with_it_is_said() -> None:

@@ -227,6 +227,9 @@ def replaced_layers(world: World) -> list[np.ndarray]:
         if t == 2:
             model.append(nn.Linear(CLASSES, CLASSES).double())
             optimizer.add_param_group({"params": [*model[3].parameters()]})
+        if t == 3:
+            model[3] = nn.Linear(CLASSES, CLASSES).double()
+            optimizer.param_groups[-1]["params"][:] = model[3].parameters()
         step(batch_of(world, inputs(n).double(), step=t))
         found.append(weights(model))
     return found

@@ -127,7 +127,8 @@ class StepBatchNorm(_BatchNorm):
         if self.running_mean is None or self.running_var is None or self.num_batches_tracked is None:
             return
         self.num_batches_tracked.add_(1)
-        for running, new in ((self.running_mean, mean), (self.running_var, variance)):
+        # .data: as torch's own, which may pass several times before backward, they don't count as written
+        for running, new in ((self.running_mean.data, mean), (self.running_var.data, variance)):
             new = new.to(running.dtype)
             if self.momentum is not None:
                 running.lerp_(new, self.momentum)
@@ -156,9 +157,10 @@ class SyncBatchNorm(StepBatchNorm):
             if self.track_running_stats:
                 self.track(mean, squares / (count - copies).clamp(min=1))
             r = torch.rsqrt(variance + self.eps)
-            call = None if self.watcher is None else self.watcher.of_all_ranks(mean, variance, r, count)
+            call = None if self.watcher is None else self.watcher.of_all_ranks(mean, variance, r, count, self.momentum)
+        running = self.running_mean, self.running_var
         y: Tensor = Normalise.apply(
-            x, self.weight, self.bias, mean, variance, r, count, self.eps, self.world, self.ghost, call
+            x, self.weight, self.bias, mean, variance, r, count, self.eps, self.world, self.ghost, call, *running
         )
         return y
 
@@ -177,10 +179,11 @@ class Normalise(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, variance: Tensor, r: Tensor,
-        count: Tensor, eps: float, world: World | None, ghost: bool, call: Any,
+        count: Tensor, eps: float, world: World | None, ghost: bool, call: Any, *running: Tensor | None,
     ) -> Tensor:  # fmt: skip
         """y: [b, C, ...]."""
-        ctx.save_for_backward(x, weight, bias, mean, r, count)
+        # what runs is not looked at: torch's own refuses backward where forward has written into it, and so does this
+        ctx.save_for_backward(x, weight, bias, mean, r, count, *running)
         ctx.world, ctx.ghost, ctx.eps, ctx.call = world, ghost, eps, call
         scale, shift = (None if parameter is None else parameter.to(mean.dtype) for parameter in (weight, bias))
         return F.batch_norm(x, mean, variance, scale, shift, False, 0.0, eps)
@@ -188,7 +191,7 @@ class Normalise(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         """The gradients; d_x by all ranks' sums, the parameters' by this rank's."""
-        x, weight, bias, mean, r, count = ctx.saved_tensors
+        x, weight, bias, mean, r, count, *_ = ctx.saved_tensors
         if torch.is_grad_enabled():  # somebody wants the gradients' gradients
             if ctx.world is None:
                 raise RuntimeError("batch norm by given statistics is once_differentiable")
@@ -205,7 +208,7 @@ class Normalise(torch.autograd.Function):
                 ctx.call.sums = total
             # a dummy moves no statistic, and its own loss counts for nothing
             d_x = torch.zeros_like(x) if ctx.ghost else finish(total, count)
-        return None if d_x is None else d_x.to(x.dtype), d_weight, d_bias, *[None] * 8
+        return None if d_x is None else d_x.to(x.dtype), d_weight, d_bias, *[None] * 10
 
 
 class _Sum(torch.autograd.Function):
@@ -240,7 +243,7 @@ def _differentiable(
         y = y if parameter is None else join(y, parameter.view(shape))
     inputs = [t for t, needed in zip((x, weight, bias), ctx.needs_input_grad, strict=False) if needed and t is not None]
     found = iter(torch.autograd.grad(y, inputs, dy.to(y.dtype), create_graph=True))
-    return *(next(found) if needed else None for needed in ctx.needs_input_grad[:3]), *[None] * 8
+    return *(next(found) if needed else None for needed in ctx.needs_input_grad[:3]), *[None] * 10
 
 
 def _global_statistics(

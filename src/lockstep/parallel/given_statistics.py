@@ -5,6 +5,7 @@ with it.
 """
 
 import inspect
+import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -14,12 +15,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from lockstep.parallel.batchnorm import (
     GroupBatchNorm,
     Normalise,
     SyncBatchNorm,
-    batch_norms,
     channels,
     own_forward,
     statistics,
@@ -36,15 +37,16 @@ class Call:
     r: Tensor  # [C], 1 / deviation
     count: Tensor  # []
     sums: Tensor  # [2, C], of what came back
+    momentum: float | None  # of the running statistics; None: their average, or unknown
 
     @classmethod
-    def of(cls, x: Tensor, y: Tensor, eps: float) -> "Call":
+    def of(cls, x: Tensor, y: Tensor, eps: float, momentum: float) -> "Call":
         """Of a call that took x to y; backward will add the rest."""
         with torch.no_grad():
             mean, squares = statistics(x)
             count = torch.tensor(float(x.numel() // x.shape[1]), dtype=mean.dtype, device=x.device)
             variance = squares / count
-            made = cls(mean, variance, torch.rsqrt(variance + eps), count, mean.new_zeros(2, len(mean)))
+            made = cls(mean, variance, torch.rsqrt(variance + eps), count, mean.new_zeros(2, len(mean)), momentum)
         held = [x.detach()]  # which is kept until backward anyway
 
         def note(gradients: tuple[Tensor, ...]) -> None:
@@ -64,27 +66,31 @@ class GivenStatistics:
 
     def __init__(self, model: nn.Module) -> None:
         self.layers = {
-            id(layer)
-            for layer in batch_norms(model)
-            if isinstance(layer, SyncBatchNorm) or (not isinstance(layer, GroupBatchNorm) and not own_forward(layer))
+            id(layer): path
+            for path, layer in model.named_modules()
+            if isinstance(layer, _BatchNorm)
+            and (isinstance(layer, SyncBatchNorm) or not (isinstance(layer, GroupBatchNorm) or own_forward(layer)))
         }
         self.passes: list[list[Call]] = []
         self.others = False  # the last part had not as many calls as the whole
+        self.momenta: dict[str, float] = {}  # of layers whose momentum was another one for a part: relative differences
 
     @contextmanager
     def noted(self) -> Iterator[None]:
         """Within, passes are noted; each begins by `begin`."""
 
-        def note(normalised: Callable[[], Tensor], x: Tensor, eps: float, *_: object) -> Tensor:
-            self.passes[-1].append(Call.of(x, y := normalised(), eps))
+        def note(
+            normalised: Callable[[], Tensor], x: Tensor, eps: float, _: Any, __: Any, momentum: Any, ___: str
+        ) -> Tensor:
+            self.passes[-1].append(Call.of(x, y := normalised(), eps, momentum))
             return y
 
         with self._instead(note), replaced(SyncBatchNorm, watcher=self):
             yield
 
-    def of_all_ranks(self, mean: Tensor, variance: Tensor, r: Tensor, count: Tensor) -> Call:
+    def of_all_ranks(self, mean: Tensor, variance: Tensor, r: Tensor, count: Tensor, momentum: float | None) -> Call:
         """Of a SyncBatchNorm, which sets `sums` in backward."""
-        self.passes[-1].append(call := Call(mean, variance, r, count, mean.new_zeros(2, len(mean))))
+        self.passes[-1].append(call := Call(mean, variance, r, count, mean.new_zeros(2, len(mean)), momentum))
         return call
 
     def begin(self) -> None:
@@ -100,11 +106,15 @@ class GivenStatistics:
         calls, rest = iter(self.passes[number]), object()
         self.others = False
 
-        def give(normalised: Callable[[], Tensor], x: Tensor, eps: float, weight: Any, bias: Any) -> Tensor:
+        def give(
+            normalised: Callable[[], Tensor], x: Tensor, eps: float, weight: Any, bias: Any, momentum: Any, path: str
+        ) -> Tensor:
             call = next(calls, None)
             self.others |= call is None
             if call is None:
                 return normalised()
+            if None not in (momentum, call.momentum) and momentum != call.momentum:
+                self.momenta[path] = abs(momentum / call.momentum - 1) if call.momentum else math.inf
             seen = call.mean * (1 + moved_by), call.variance, call.r, call.count
             y: Tensor = Normalise.apply(x, weight, bias, *seen, eps, None, False, call)
             return y
@@ -124,6 +134,9 @@ class GivenStatistics:
             normalised = partial(torchs, input, running_mean, running_var, weight, bias, training, momentum, eps)
             frame = inspect.currentframe()
             caller = frame.f_back.f_locals.get("self") if training and frame is not None and frame.f_back else None
-            return take(normalised, input, eps, weight, bias) if id(caller) in self.layers else normalised()
+            if id(caller) not in self.layers:
+                return normalised()
+            factor = None if running_mean is None else momentum
+            return take(normalised, input, eps, weight, bias, factor, self.layers[id(caller)])
 
         return replaced(F, batch_norm=batch_norm)

@@ -22,7 +22,7 @@ from lockstep.monitoring.journal import ClassesRecord, ClassMeans, Scores
 from lockstep.parallel.batchnorm import without_ranks
 from lockstep.parallel.buffers import average_buffers
 from lockstep.parallel.fsdp import is_sharded
-from lockstep.parallel.hidden_state import put_back
+from lockstep.parallel.hidden_state import HiddenState, differing, put_back
 from lockstep.parallel.module_state import Kept, aligned, eval_mode, preserved_buffers
 from lockstep.parallel.strategy import unwrap
 from lockstep.randomness import stream
@@ -89,8 +89,8 @@ def evaluate(
     world.meet("an evaluation")()
     sets = table_on(loader.images, world.device)
     sums = torch.zeros(loader.chunks, len(fields(Metrics)) - 1, dtype=torch.float64, device=world.device)
-    with note_evaluation(unwrap(model), world):
-        for chunk, logits, labels in outputs(model, loader, world, precision, tick, tta, synchronized):
+    with note_evaluation(unwrap(model), world) as follows:
+        for chunk, logits, labels in outputs(model, loader, world, precision, tick, tta, synchronized, follows):
             sums[chunk] = _sums(logits, labels) if sets is None else _sums_of_sets(logits, sets[labels])
             if observe is not None:
                 observe(logits, labels)
@@ -107,10 +107,13 @@ def outputs(
     tick: Callable[[], None] = lambda: None,
     tta: str = "none",
     synchronized: bool = False,
+    follows: list[str] | None = None,
 ) -> Iterator[tuple[int, Tensor, Tensor]]:
     """This rank's chunks: their numbers, logits [b, classes] of float32 or float64, and labels int64 [b].
 
     The arguments are those of `evaluate`. What predicts goes through here too, so both give the same bits.
+
+    `follows`: gets the name of what a chunk leaves in the model that the next one's logits follow.
     """
     bare, seed = unwrap(model), seeding([world.device])
     context = autocast(precision, world.device)
@@ -124,12 +127,26 @@ def outputs(
         torch.no_grad(),
     ):
         start, versions = Kept(bare.modules()), [(id(b), b._version) for b in bare.buffers()]
-        for chunk, images, labels in loader:
-            tick()
+
+        def taken(chunk: int, images: Tensor) -> Tensor:
             seed(stream(0, "evaluation", chunk))
             seed_host(stream(0, "evaluation", chunk))
             with context():
-                logits = averaged(bare, aligned(images), tta)
+                return averaged(bare, aligned(images), tta)
+
+        looks = follows is not None and not is_sharded(bare)
+        for chunk, images, labels in loader:
+            tick()
+            before = HiddenState({"": bare}) if looks else None
+            logits = taken(chunk, images)
+            if before is not None and follows is not None:
+                looks, after = False, HiddenState({"": bare})
+                own = {name for name, _ in bare.named_buffers()}
+                if names := [name for name in differing(before, after) if name not in own]:
+                    taken(chunk, images[: len(images) // 2 or 1])
+                    again = taken(chunk, images)
+                    after.restore()
+                    follows += [] if torch.allclose(logits, again, rtol=1e-4, equal_nan=True) else names[:1]
             if versions != [(id(b), b._version) for b in bare.buffers()]:
                 start.restore()  # a chunk must not see which ones its rank took before it
                 versions = [(id(b), b._version) for b in bare.buffers()]

@@ -44,7 +44,7 @@ from lockstep.training.batch_rows import Rows, all_rows, cut, exchange, micro_ba
 from lockstep.training.exact_check import compare_slices
 from lockstep.training.find_cause import ELSEWHERE, find_cause
 from lockstep.training.outcomes import KINDS, Finding, Outcome, following, moved_apart, norms_of, with_slopes
-from lockstep.training.step_passes import NOISE, TRIES, Step, StepPasses, comparing, uncollected
+from lockstep.training.step_passes import NOISE, TRIES, Step, StepPasses, comparing, named, uncollected
 from lockstep.training.update_check import held, trials
 
 States = list[tuple[int, HiddenState]]  # the samples of each part, and what it left
@@ -54,6 +54,7 @@ _THOROUGH = {1, 16}  # the checks that change threads, and have one of several r
 _MOST = 4  # times its own share that a rank takes; more would keep too many others waiting for too long
 _BUFFERS, _FAR = 50.0, 5e-2  # times the limit, but no farther
 _SMALL = 1e12  # what comes to this doesn't overflow in another order
+_OTHERWISE = "what its samples do to it on several processes comes to something else than on one"
 _UNEVEN = [
     "batch norm is called more often for some samples than for others: a process would wait for others that call it "
     "less often, for ever",
@@ -87,6 +88,8 @@ class SelfCheck(StepPasses):
         self._seen, self._reported = set[tuple[str, str]](), _reported.setdefault(self.bare, set())
         self._added: dict[str, Tensor | bool] = {}  # buffers whose changes are added up
         self._notes: GivenStatistics | None = None
+        # what part of the batch leaves otherwise, first of all this name, and the states that the batch and it leave
+        self._left: tuple[str, HiddenState, HiddenState] | None = None
         # generators after the step before, the loop's among them; and each pass of the step under way
         self._loops, self._before = dict[str, Any](), list[HiddenState]()
         self._between: HiddenState | None = None
@@ -140,7 +143,7 @@ class SelfCheck(StepPasses):
         step = self.step
         self.versions = self.versions_now() if step.passes_write is False else {}
         self.start, self._moved = self.state(), HiddenState(self._loops).values
-        self._before, self._slopes = [self.start], dict[tuple[int, int], Tensor]()
+        self._before, self._slopes, self._left = [self.start], dict[tuple[int, int], Tensor](), None
         self._notes = None if step.sync.exact or is_sharded(step.model) else GivenStatistics(self.bare)
 
         def before_pass(i: int) -> None:
@@ -195,14 +198,22 @@ class SelfCheck(StepPasses):
         Raises:
             UserError: where that differs and the law is strict.
         """
-        tried = trials(self, update) if own_code and not is_sharded(self.step.model) else []
+        tries = own_code and not is_sharded(self.step.model)
+        tried, left = trials(self, update) if tries else [], ""
+        if tries and self._left is not None:
+            left, *states = self._left
+            one, other = trials(self, update, states)
+            left = left * (one != other)
+        self._left = None
         update()
         found = self.gather([*tried, held(self.step)] if self.ranks > 1 else tried)
         tried = [each for of_rank in found for each in of_rank[: len(tried)]]
         ends = [each for of_rank in found for each in of_rank[-1:]]
         apart = [name for each in (tried, ends) for other in each for name in other if other[name] != each[0].get(name)]
+        cause = "the update depends on the process, or on the time, first in"
+        if not apart and (apart := [name for name in self.gather(left) if name]):
+            cause = "the update follows what the samples of one process leave in"
         if apart and "update" not in self._reported:
-            cause = "the update depends on the process, or on the time, first in"
             self._report([Finding(number, "update", apart[0], math.inf, cause)])
 
     def _report(self, findings: list[Finding]) -> None:
@@ -371,9 +382,15 @@ class SelfCheck(StepPasses):
             after = self._before[i + 1] if i + 1 < len(self._before) else actual.state
             found += self._compared_buffers(batch, i, after, states, not given, again)
             for _, state in each:
-                if names := [name for name in self.kept_otherwise(after, state) if name not in others]:
+                names = self.kept_otherwise(after, state)
+                if names and i == len(states) - 1 and self._left is None:
+                    self._left = named(names[0]), after, state
+                if names := [name for name in names if name not in others]:
                     found += self.matters(batch, names, after, state)
                     break
+        momenta = self._notes.momenta if given and self._notes is not None else {}
+        for path, size in momenta.items():
+            found.append(Finding(batch.step, "buffer", f"{path}.running_mean".lstrip("."), size, _OTHERWISE))
         return found
 
     def _failed(self, batch: Batch, *error: str) -> list[Finding]:
@@ -477,8 +494,7 @@ class SelfCheck(StepPasses):
         if any(self.gather(names)) and batch.images.is_floating_point():
             moved, repeated = noise(batch.step), noise(None) if self.repeatable else {}
             names = [name for name in names if repeated.get(name) or sizes[name] > NOISE * moved.get(name, 0.0)]
-        cause = "what its samples do to it on several processes comes to something else than on one"
-        return [Finding(batch.step, "buffer", name, sizes[name], cause) for name in names]
+        return [Finding(batch.step, "buffer", name, sizes[name], _OTHERWISE) for name in names]
 
     def _joined(
         self, number: int, after: HiddenState, states: States, normed: bool

@@ -399,9 +399,11 @@ class TrainStep:
         return int(self._skipped)
 
     def _follow_schedule(self, samples: int) -> None:
-        """Set the rates of the optimizer's groups; some may be new."""
+        """Set the rates of the optimizer's groups; some may be new, or hold other parameters."""
         groups = self.optimizer.param_groups
-        if len(groups) != len(self._groups) or not all(map(is_, groups, self._groups)):
+        now = [*groups, *(p for group in groups for p in group["params"])]
+        held = [*self._groups, *self.parameters]
+        if len(now) != len(held) or not all(map(is_, now, held)):
             self._take_groups()
         if self.schedule is not None:
             factor = self.schedule(samples)

@@ -19,9 +19,11 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from lockstep.config.execution import Law
 from lockstep.data.loaders import Batch
 from lockstep.data.order import Shard
 from lockstep.distributed.world import World, pretended_process, pretended_rank
+from lockstep.errors import UserError
 from lockstep.parallel.batchnorm import GroupBatchNorm, StepBatchNorm, SyncBatchNorm, batch_norms, without_ranks
 from lockstep.parallel.fsdp import LOW, is_sharded, local
 from lockstep.parallel.hidden_state import LENGTH, HiddenState, differing, is_of_the_process, same
@@ -114,6 +116,8 @@ def uncollected() -> Iterator[None]:
 
 class StepPasses:
     """A step's passes, to be taken by this process alone and measured."""
+
+    law: Law = "warn"
 
     def __init__(self, step: Step) -> None:
         self.step, self.bare, self.devices = step, step.bare, driven(step.bare)
@@ -416,8 +420,7 @@ class StepPasses:
             largest = max(largest, float(size.max()), loss)
         if largest <= self.limit * (1e-3 if self.repeatable else 1.0):
             return []
-        name = names[0].removeprefix(LENGTH).partition("[")[0]  # which element has moved differs with the parts
-        return [Finding(batch.step, "state", name, largest, follows)]
+        return [Finding(batch.step, "state", named(names[0]), largest, follows)]
 
     def ranges(self, batch: Batch) -> list[list[tuple[int, int]]]:
         """[ranks][shards] (start, stop): each rank's rows of the global batch."""
@@ -425,16 +428,36 @@ class StepPasses:
         return [[(start, stop) for start, stop in each] for each in self.gather(mine)]
 
 
+def named(name: str) -> str:
+    """What a user would call it: which element of a container has moved differs with the parts."""
+    return name.removeprefix(LENGTH).partition("[")[0]
+
+
 comparing = WeakSet[StepPasses]()  # of all training steps that there are
+_FOLLOWS = (
+    "metrics will differ with the number of processes: a batch of the evaluation follows what the one before it has "
+    "left in {}, and another process takes other ones"
+)
+_told = WeakSet[nn.Module]()  # of all models, the ones that it was said of
 
 
 @contextmanager
-def note_evaluation(model: nn.Module, world: World) -> Iterator[None]:
+def note_evaluation(model: nn.Module, world: World) -> Iterator[list[str]]:
     """Within, a model is evaluated. What moves more than buffers has the model's next step compared: the first such
-    evaluation, the second, fourth, eighth and so on. All ranks call it together."""
-    passes = [each for each in comparing if each.bare is model]
+    evaluation, the second, fourth, eighth and so on. All ranks call it together.
+
+    Gives a list for the names of what one batch of it leaves to the next, which then is said.
+    """
+    passes, follows = [each for each in comparing if each.bare is model], list[str]()
     before = HiddenState({"": model} if passes else {})
-    yield
+    yield follows
+    if (names := [name for each in world.gather(follows) for name in each]) and model not in _told:
+        _told.add(model)
+        said = _FOLLOWS.format(named(names[0]))
+        if any(each.law == "strict" for each in comparing):
+            raise UserError(f"--law strict: {said}", "Mend that, or give --law warn.")
+        if world.rank == 0:
+            print(f"note: {said}", file=sys.stderr)
     # asked by all: a step that nobody holds any longer may live on for a while on some ranks
     if any(world.gather(bool(passes and differing(before, HiddenState({"": model}))))):
         for each in passes:

@@ -4,7 +4,7 @@ Where it runs a user's own code (a hook, an optimizer's class), the update is ta
 of two ranks, and put back. After the true one the ranks compare what they hold.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from lockstep.checkpoint.carried import with_inner
 from lockstep.monitoring import desync
 from lockstep.parallel.fsdp import is_part
-from lockstep.parallel.hidden_state import digest, put_back
+from lockstep.parallel.hidden_state import HiddenState, digest, put_back
 from lockstep.parallel.module_state import driven
 from lockstep.parallel.parameter_hooks import hooks_around
 from lockstep.training.step_passes import Step, StepPasses
@@ -34,13 +34,22 @@ def held(step: Step) -> dict[str, Any]:
     }
 
 
-def trials(passes: StepPasses, update: Callable[[], object]) -> list[dict[str, Any]]:
-    """What each of two ranks holds after the update; nothing of it is left."""
-    found = []
-    for rank in range(2):
-        with _undone(passes.step), passes.by_itself(rank, 2):
+def trials(
+    passes: StepPasses, update: Callable[[], object], states: Sequence[HiddenState] = ()
+) -> list[dict[str, Any]]:
+    """What each of two ranks holds after the update, or what comes of it from two states; nothing of it is left."""
+    found, here = list[dict[str, Any]](), states[0].values if states else {}
+    buffers = {name for name, _ in passes.bare.named_buffers()} & here.keys()
+    for number in range(2):
+        with _undone(passes.step), passes.by_itself(0 if states else number, 2):
+            if states:
+                states[number].restore()
+                for name in buffers:
+                    states[number].give(name, here[name])
             update()
             found.append(held(passes.step))
+    for state in states[:1]:
+        state.restore()
     return found
 
 
