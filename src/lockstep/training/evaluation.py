@@ -112,7 +112,6 @@ def outputs(
     """This rank's chunks: their numbers, logits [b, classes] of float32 or float64, and labels int64 [b].
 
     The arguments are those of `evaluate`. What predicts goes through here too, so both give the same bits.
-
     `follows`: gets the name of what a chunk leaves in the model that the next one's logits follow.
     """
     bare, seed = unwrap(model), seeding([world.device])
@@ -143,6 +142,7 @@ def outputs(
                 looks, after = False, HiddenState({"": bare})
                 own = {name for name, _ in bare.named_buffers()}
                 if names := [name for name in differing(before, after) if name not in own]:
+                    logits = logits.clone()  # a CUDA graph's next call writes there
                     taken(chunk, images[: len(images) // 2 or 1])
                     again = taken(chunk, images)
                     after.restore()

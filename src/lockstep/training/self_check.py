@@ -206,12 +206,12 @@ class SelfCheck(StepPasses):
             left = left * (one != other)
         self._left = None
         update()
-        found = self.gather([*tried, held(self.step)] if self.ranks > 1 else tried)
-        tried = [each for of_rank in found for each in of_rank[: len(tried)]]
-        ends = [each for of_rank in found for each in of_rank[-1:]]
+        found = self.gather([left, *tried, *([held(self.step)] if self.ranks > 1 else [])])
+        tried = [each for _, *of_rank in found for each in of_rank[: len(tried)]]
+        ends = [each for _, *of_rank in found for each in of_rank[-1:]]
         apart = [name for each in (tried, ends) for other in each for name in other if other[name] != each[0].get(name)]
         cause = "the update depends on the process, or on the time, first in"
-        if not apart and (apart := [name for name in self.gather(left) if name]):
+        if not apart and (apart := [name for name, *_ in found if name]):
             cause = "the update follows what the samples of one process leave in"
         if apart and "update" not in self._reported:
             self._report([Finding(number, "update", apart[0], math.inf, cause)])

@@ -117,7 +117,7 @@ def uncollected() -> Iterator[None]:
 class StepPasses:
     """A step's passes, to be taken by this process alone and measured."""
 
-    law: Law = "warn"
+    law: Law
 
     def __init__(self, step: Step) -> None:
         self.step, self.bare, self.devices = step, step.bare, driven(step.bare)
@@ -446,20 +446,22 @@ def note_evaluation(model: nn.Module, world: World) -> Iterator[list[str]]:
     """Within, a model is evaluated. What moves more than buffers has the model's next step compared: the first such
     evaluation, the second, fourth, eighth and so on. All ranks call it together.
 
-    Gives a list for the names of what one batch of it leaves to the next, which then is said.
+    Yields a list for the names of what one batch of it leaves to the next: that is said, once for a model.
     """
     passes, follows = [each for each in comparing if each.bare is model], list[str]()
     before = HiddenState({"": model} if passes else {})
     yield follows
-    if (names := [name for each in world.gather(follows) for name in each]) and model not in _told:
+    # asked by all: a step that nobody holds any longer may live on for a while on some ranks
+    found = world.gather([bool(passes and differing(before, HiddenState({"": model}))), *follows])
+    if (names := [name for _, *each in found for name in each]) and model not in _told:
         _told.add(model)
         said = _FOLLOWS.format(named(names[0]))
-        if any(each.law == "strict" for each in comparing):
+        # also of a moving average, which no step trains
+        if any(each.law == "strict" and type(each.bare) is type(model) for each in comparing):
             raise UserError(f"--law strict: {said}", "Mend that, or give --law warn.")
         if world.rank == 0:
             print(f"note: {said}", file=sys.stderr)
-    # asked by all: a step that nobody holds any longer may live on for a while on some ranks
-    if any(world.gather(bool(passes and differing(before, HiddenState({"": model}))))):
+    if any(moved for moved, *_ in found):
         for each in passes:
             each.evaluations += 1
             if each.evaluations & (each.evaluations - 1) == 0:
