@@ -61,11 +61,8 @@ def test_mnist_learns_the_same_on_1_2_and_3_processes(real_data: Path, tmp_path:
 
 
 def _cifar10(world: World, data: str) -> tuple[list[float], str]:
-    """The cifar10 recipe's first steps in bf16: the losses over all ranks, and the weights' digest.
-
-    Of few samples: a processor without bfloat16 instructions takes half a second for the passes of each.
-    """
-    config = recipe("cifar10")
+    """The cifar10 recipe's first steps in bf16: the losses over all ranks, and the weights' digest."""
+    config = recipe("cifar10")  # few samples: a processor without bfloat16 takes half a second for each
     run = assemble(replace(config, batch_size=9, precision="bf16", execution=Execution(data_dir=data)), world)
     losses = []
     for batch, _ in zip(run.train.epoch(0), range(3), strict=False):
