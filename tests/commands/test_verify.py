@@ -136,9 +136,10 @@ def test_a_right_run_holds(name: str) -> None:
         assert all(shown), "rounding is shown, not taken for granted"
 
 
-def test_rounding_beyond_the_tolerance_is_told_from_a_fault_by_float64(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("patch", ["", "no_update"])
+def test_rounding_beyond_the_tolerance_is_told_from_a_fault_by_float64(patch: str, monkeypatch: Any) -> None:
     monkeypatch.setitem(PER_STEP, "fp32", 1e-9)
-    report = _verify(plan_for(1, 3))
+    report = _verify(plan_for(1, 3, patch=patch))
     assert not report.rows[0].comparison.holds
     assert report.holds  # as plain mode claims no more
 

@@ -21,6 +21,11 @@ def nothing(run: Run, world: World, config: Config) -> None:
     """The right one."""
 
 
+def no_update(run: Run, world: World, config: Config) -> None:
+    """As where each step's gradients overflow."""
+    vars(run.step)["_update"] = lambda _: None
+
+
 class _MeanOfMeans:
     """A plain loop: the mean loss of each rank's share, averaged by DDP over the ranks."""
 

@@ -219,15 +219,12 @@ def test_a_subclass_of_unknown_meaning_is_refused_and_timms_keeps_its_activation
 
 
 def test_what_forward_writes_is_refused_by_torchs_words_and_a_layer_may_pass_twice() -> None:
-    errors = []
     for layer in (nn.BatchNorm1d(3), convert_sync_batchnorm(nn.BatchNorm1d(3), SINGLE)):
         layer(layer(torch.randn(4, 3))).square().sum().backward()
         y = layer(torch.randn(4, 3))
         cast(Tensor, layer.running_var).clamp_(min=0.5)
-        with pytest.raises(RuntimeError, match="modified by an inplace operation") as error:
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             y.square().sum().backward()
-        errors.append(str(error.value))
-    assert errors[0] == errors[1]
 
 
 def test_bad_inputs_are_named() -> None:

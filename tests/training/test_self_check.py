@@ -784,9 +784,7 @@ def by_the_part(optimizer: Any, args: Any, kwargs: Any) -> None:
 
 
 class Taken(Net):
-    """Notes how many samples have passed together."""
-
-    taken = 0
+    taken = 0  # samples that have passed together
 
     def forward(self, x: Tensor) -> Tensor:
         self.taken = len(x)
@@ -921,8 +919,7 @@ def test_updates_that_depend_on_process_or_time_are_said_and_others_leave_no_tra
     differ = "weights will differ with the number of process: at step # the update"
     what, left = "depends on the process, or on the time, first in", "follows what the sample of one process leave in"
     first = [[f"{differ} {what} {x}"] for x in ("lr of parameter group #", "first.weight")]
-    # a step of Remembers calls hooks as its own, and as SGD's
-    assert said == {str([*first, [f"{differ} {left} taken"], [], ["7", "14"]])}
+    assert said == {str([*first, [f"{differ} {left} taken"], [], ["7", "14"]])}  # of Remembers as its own, and as SGD's
 
 
 def noisy(world: World, draws: bool, seeded: bool = False) -> list[str]:

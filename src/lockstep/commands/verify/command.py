@@ -69,7 +69,7 @@ def verify(plan: Plan, start: Start | None = None, log: Callable[[str], None] = 
         if one_by_one and holds[wanted[-2]] and not holds[wanted[-1]]:
             found |= {variant: compare(first, trace(variant), plan.per_step) for variant in one_by_one}
         report = Report(plan, base, first, [Row(variant, comparison) for variant, comparison in found.items()])
-        differing = [row for row in report.rows if not row.comparison.equal]
+        differing = [row for row in report.rows if not (row.comparison.equal and row.comparison.holds)]
         if not all(holds.values()):  # before others that may leave something behind
             report.itself = compare(first, trace(base), plan.per_step).reason
         if differing and not plan.config.exact and not report.itself:
