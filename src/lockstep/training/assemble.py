@@ -1,5 +1,6 @@
 """From a config to the parts of a run: data, model, optimizer, step; and the loaders for who writes the loop."""
 
+import builtins
 import math
 import warnings
 from collections.abc import Callable, Sequence
@@ -33,7 +34,7 @@ from lockstep.parallel import determinism
 from lockstep.parallel.batchnorm import SyncBatchNorm, local_batch_norms, without_ranks
 from lockstep.parallel.fsdp import is_sharded
 from lockstep.parallel.hidden_state import HiddenState, digest
-from lockstep.parallel.module_state import eval_mode, preserved_state
+from lockstep.parallel.module_state import eval_mode, preserved_state, replaced
 from lockstep.parallel.strategy import spread
 from lockstep.randomness import stream
 from lockstep.rng.generators import seed_everything
@@ -194,9 +195,10 @@ def _made(
     the model keeps beside them."""
     torch.set_default_dtype(dtype)  # a script may have set it after the parent of this process was forked
     name, factory, found = config.model.model, config.optim.optimizer, dict[str, list[float]]()
-    with pretended_rank(rank, ranks):
+    # forks of one process have its addresses, which another run has not: of what it has, and of what follows
+    with pretended_rank(rank, ranks), replaced(builtins, id=lambda value, there=id: there(value) + (turn << 20)):
         addresses = [nn.Module() for _ in range(1000)]
-        del addresses[160 * turn : 160 * turn + 100]  # where what follows lies: elsewhere each time
+        del addresses[160 * turn : 160 * turn + 100]
         model = fresh_model(name, shape[0], classes, config.data.image_size or shape[1], config.seed)
         state = HiddenState({"": model})
         if optimizers.is_factory(factory):
