@@ -133,9 +133,9 @@ def tried(drawn: Drawn, pool: Pool) -> tuple[str, list[str]]:
             kind += f", {name}"
             with _asked():
                 end = trained(pool, parts)
-            keys = [key for key in names if name != "resumed" or key != "losses"]  # a stop has a record of its own
-            if unlike := [key for key in keys if end[key] != ends[last][key]]:
-                wrong.append(f"{name} ({wanted}): {', '.join(unlike)} differ from the straight run's")
+            own = ["losses"] * (name == "resumed")  # a stop has a record of its own
+            if other := [key for key in names if key not in (*unlike, *own) and end[key] != ends[last][key]]:
+                wrong.append(f"{name} ({wanted}): {', '.join(other)} differ from the straight run's")
     return kind, wrong
 
 

@@ -165,12 +165,9 @@ def test_a_pretended_world_of_none_is_a_process_alone(monkeypatch: pytest.Monkey
 REFUSING = """
 from lockstep.errors import UserError
 from torch import nn
-
-class Net(nn.Module):
+class Net(nn.Linear):
     def __init__(self):
-        super().__init__()
-        self.fc = nn.Linear(64, 10)
-
+        super().__init__(64, 10)
     def forward(self, x):
         raise UserError("this net takes nothing", "Take another one.")
 """
@@ -179,11 +176,9 @@ class Net(nn.Module):
 @pytest.mark.slow
 def test_a_refusal_in_a_user_s_code_is_said_in_the_same_words_on_any_number_of_processes(tmp_path: Path) -> None:
     (tmp_path / "nets.py").write_text(REFUSING)
-    words = set()
+    words, args = set(), ("train", "digits", "--model", "nets:Net", "--device", "cpu")
     for n in ("1", "2"):
-        ended = run_lockstep(
-            *("train", "digits", "--model", "nets:Net", "--device", "cpu", "--nproc", n, "--out", n), cwd=tmp_path
-        )
+        ended = run_lockstep(*args, "--nproc", n, "--out", n, cwd=tmp_path)
         assert ended.code == 2, ended.text
         words.add(tuple(map(neutral, ended.err.splitlines())))
     assert len(words) == 1

@@ -302,6 +302,12 @@ class ByRank(Odd):
         return x * (1 + (torch.distributed.is_initialized() and torch.distributed.get_rank()))
 
 
+@case("low precision follows the rank, or the number", "bfloat16", what="types")
+class LowAmongSeveral(Odd):
+    def odd(self, x: Tensor) -> Tensor:
+        return x.bfloat16().to(x) if dist.is_initialized() and dist.get_world_size() > 1 else x
+
+
 @case("what it computes for a sample depends on which others pass with it")
 class Together(Odd):
     """A collective of the model's own: the check's parts are no passes of all ranks."""
@@ -775,14 +781,6 @@ def test_a_loss_that_differs_is_named_by_its_slopes_and_draws(loss: Any, cause: 
     assert (what, said) == ("gradient", cause)
 
 
-def by_the_clock(optimizer: Any, args: Any, kwargs: Any) -> None:
-    optimizer.param_groups[0]["lr"] = 1e-3 * time.perf_counter()
-
-
-def by_the_part(optimizer: Any, args: Any, kwargs: Any) -> None:
-    optimizer.param_groups[0]["lr"] = 0.01 * optimizer.param_groups[0]["net"].taken
-
-
 class Taken(Net):
     taken = 0  # samples that have passed together
 
@@ -791,9 +789,16 @@ class Taken(Net):
         return super().forward(x)
 
 
-def on_rank_zero(optimizer: Any, args: Any, kwargs: Any) -> None:
-    if not dist.is_initialized() or dist.get_rank() == 0:
-        optimizer.param_groups[0]["params"][0].data.mul_(0.9)
+HOOKS: tuple[Callable[..., Any], ...] = (
+    lambda sgd, *_: sgd.param_groups[0].update(lr=1e-3 * time.perf_counter()),
+    lambda sgd, *_: sgd.param_groups[0].update(lr=0.1 * (dist.get_world_size() if dist.is_initialized() else 1)),
+    lambda sgd, *_: (dist.is_initialized() and dist.get_rank()) or sgd.param_groups[0]["params"][0].data.mul_(0.9),
+    lambda sgd, *_: sgd.param_groups[0].update(lr=0.01 * sgd.param_groups[0]["net"].taken),
+    lambda sgd, *_: [
+        dist.all_reduce(p.data.div_(dist.get_world_size()))
+        for p in sgd.param_groups[0]["params"] * dist.is_initialized()
+    ],
+)
 
 
 class Remembers(torch.optim.SGD):
@@ -892,8 +897,7 @@ def test_checks_leave_an_optimizer_within_another_lists_and_an_iterator_as_they_
 def updated(world: World) -> list[list[str]]:
     """What is said of updates, by a hook on a step of torch's optimizer, or by an optimizer of its own; and weights."""
     found = []
-    sgd = torch.optim.SGD
-    for hook, kind in ((by_the_clock, sgd), (on_rank_zero, sgd), (by_the_part, sgd), (None, Remembers)):
+    for hook, kind in (*((hook, torch.optim.SGD) for hook in HOOKS), (None, Remembers)):
         torch.manual_seed(0)
         model = parallelize(net := Taken(), world)
         optimizer = kind(model.parameters(), 0.1, momentum=0.5)
@@ -917,9 +921,10 @@ def updated(world: World) -> list[list[str]]:
 def test_updates_that_depend_on_process_or_time_are_said_and_others_leave_no_trace() -> None:
     said = {str(rank) for rank in [updated(World.single()), *run_ranks(updated, 3, law=True)]}
     differ = "weights will differ with the number of process: at step # the update"
-    what, left = "depends on the process, or on the time, first in", "follows what the sample of one process leave in"
-    first = [[f"{differ} {what} {x}"] for x in ("lr of parameter group #", "first.weight")]
-    assert said == {str([*first, [f"{differ} {left} taken"], [], ["7", "14"]])}  # of Remembers as its own, and as SGD's
+    what = "depends on the process, on how many there are, or on the time, first in"
+    lr, first = ([f"{differ} {what} {name}"] for name in ("lr of parameter group #", "first.weight"))
+    left = [f"{differ} follows what the sample of one process leave in taken"]
+    assert said == {str([lr, lr, first, left, [], [], ["7", "14"]])}  # of Remembers as its own, and as SGD's
 
 
 def noisy(world: World, draws: bool, seeded: bool = False) -> list[str]:
@@ -1244,7 +1249,8 @@ def test_units_that_rounding_turns_off_may_be_in_any_layer(turned: float, found:
         gradients: list[Tensor | None] = [torch.full((4, 4), 1.0 + each) for each in (first, second)]
         return Outcome(gradients, torch.ones(2, dtype=torch.float64), HiddenState({}, []))
 
-    batch = replace(batch_of(World.single(), 4, 0), images=torch.randn(4, 4))
+    batch = replace(batch_of(World.single(), 4, 0), images=torch.randn(4, 4), labels=torch.arange(4))
+    step.check.start = step.check.state()
     moves = [lambda seed: step.check.apart(outcome(0, 0), outcome(0 if seed is None else turned, 0))] * 3
     compared = step.check.compared(batch, outcome(0, 1e-2), outcome(0, 0), moves)
     assert [each.place for each in compared] == found

@@ -57,12 +57,15 @@ def repeatable(slices: int) -> Iterator[None]:
         ) from error
 
 
+COLLECTIVES = ("c10d", "_c10d_functional")  # the namespaces of their operators
+
+
 class NoCollectives(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Within, a collective is refused: each process would call it once for each of its own slices."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """The operator, if it is none."""
-        if func.namespace in ("c10d", "_c10d_functional"):
+        if func.namespace in COLLECTIVES:
             raise UserError(
                 f"--exact: forward or backward calls a collective, {func.name().rpartition('::')[2].strip('_')}",
                 "Leave it out, or train without --exact: a slice passes through the model by itself.",

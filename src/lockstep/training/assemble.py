@@ -34,7 +34,7 @@ from lockstep.parallel import determinism
 from lockstep.parallel.batchnorm import SyncBatchNorm, local_batch_norms, without_ranks
 from lockstep.parallel.fsdp import is_sharded
 from lockstep.parallel.hidden_state import HiddenState, digest
-from lockstep.parallel.module_state import eval_mode, preserved_state, replaced
+from lockstep.parallel.module_state import eval_mode, preserved_state
 from lockstep.parallel.strategy import spread
 from lockstep.randomness import stream
 from lockstep.rng.generators import seed_everything
@@ -192,11 +192,13 @@ def _made(
 ) -> tuple[dict[str, list[float]], dict[str, str]]:
     """What a user's factories make on rank `rank` of so many: of each parameter, buffer and generator, and of what
     comes of an image, two numbers, which threads round otherwise, and those of the optimizer's groups; digests of what
-    the model keeps beside them."""
+    the model keeps beside them. For a process that does nothing else."""
     torch.set_default_dtype(dtype)  # a script may have set it after the parent of this process was forked
     name, factory, found = config.model.model, config.optim.optimizer, dict[str, list[float]]()
-    # forks of one process have its addresses, which another run has not: of what it has, and of what follows
-    with pretended_rank(rank, ranks), replaced(builtins, id=lambda value, there=id: there(value) + (turn << 20)):
+    # forks of one process have its addresses, which another run has not: of what it holds, and of what follows
+    there = builtins.id
+    builtins.id = lambda value, /: there(value) + (turn << 20)
+    with pretended_rank(rank, ranks):
         addresses = [nn.Module() for _ in range(1000)]
         del addresses[160 * turn : 160 * turn + 100]
         model = fresh_model(name, shape[0], classes, config.data.image_size or shape[1], config.seed)

@@ -18,7 +18,7 @@ from lockstep.parallel.module_state import unequal
 _ROW = 4096  # elements whose squares float32 adds up without a loss that matters
 # the first is said: a pass fails, bits in exact mode, ...; before gradients, state that each process moves by itself,
 # which shows on one process as well, where gradients are those of the whole batch
-KINDS = ("pass", "batch", "bits", "generator", "state", "gradient", "loss", "buffer", "update")
+KINDS = ("pass", "batch", "bits", "types", "generator", "state", "gradient", "loss", "buffer", "update")
 UNREPEATED = "the same pass gives something else the second time: what moves is out of reach (a file, a clock, ...)"
 HELD = "a generator that the model holds, whose draws are not keyed by sample"
 
@@ -48,7 +48,7 @@ class Finding:
             return f"a step can't be shared out among another number of processes: {self.cause} ({hint})"
         if self.what == "bits":
             return f"exact mode: {self.cause} ({self.place} has other bits at step {step})"
-        if self.what in ("update", "batch"):
+        if self.what in ("update", "batch", "types"):
             return f"{differ}: at step {step} {self.cause} {self.place}"
         if self.what == "generator":
             return f"{differ}: {self.place} ({self.cause}, step {step})"

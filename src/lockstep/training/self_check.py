@@ -45,7 +45,7 @@ from lockstep.training.exact_check import compare_slices
 from lockstep.training.find_cause import ELSEWHERE, find_cause
 from lockstep.training.outcomes import KINDS, Finding, Outcome, following, moved_apart, norms_of, with_slopes
 from lockstep.training.step_passes import NOISE, TRIES, Step, StepPasses, comparing, named, uncollected
-from lockstep.training.update_check import held, trials
+from lockstep.training.update_check import follows, held, trials
 
 States = list[tuple[int, HiddenState]]  # the samples of each part, and what it left
 _SELDOM = 4096  # steps between two checks, once a run has gone on for so long
@@ -200,17 +200,15 @@ class SelfCheck(StepPasses):
         """
         tries = own_code and not is_sharded(self.step.model)
         tried, left = trials(self, update) if tries else [], ""
-        if tries and self._left is not None:
-            left, *states = self._left
-            one, other = trials(self, update, states)
-            left = left * (one != other)
+        if tries and self._left is not None and follows(self, update, *self._left[1:]):
+            left = self._left[0]
         self._left = None
         update()
         found = self.gather([left, *tried, *([held(self.step)] if self.ranks > 1 else [])])
         tried = [each for _, *of_rank in found for each in of_rank[: len(tried)]]
         ends = [each for _, *of_rank in found for each in of_rank[-1:]]
         apart = [name for each in (tried, ends) for other in each for name in other if other[name] != each[0].get(name)]
-        cause = "the update depends on the process, or on the time, first in"
+        cause = "the update depends on the process, on how many there are, or on the time, first in"
         if not apart and (apart := [name for name, *_ in found if name]):
             cause = "the update follows what the samples of one process leave in"
         if apart and "update" not in self._reported:

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any, Protocol
 from weakref import WeakSet
 
@@ -315,10 +316,28 @@ class StepPasses:
         perhaps.
         """
         found = self._compared(batch, actual, other, moves)
+        if found and not self._types_known and (types := self._other_types(batch)):
+            return types
         if found and self.learn_types(lambda: moves[-1](None)):
             self._noise = None
             found = self._compared(batch, actual, other, moves)
         return found
+
+    def _other_types(self, batch: Batch) -> list[Finding]:
+        """Whether a process alone computes in other low types than one of two with other threads."""
+
+        def take(rank: int, ranks: int, other_threads: bool) -> None:
+            self.start.restore()
+            with self.by_itself(rank, ranks, other_threads):
+                self.step.take_passes(batch)
+            self.step.take_gradients()
+
+        if is_sharded(self.step.model):
+            return []
+        alone, of_two = (self._low_types(partial(take, *how)) for how in ((0, 0, False), (1, 2, True)))
+        cause = "whether the model computes in low precision follows the rank, or the number of processes or threads:"
+        names = sorted(str(each).removeprefix("torch.") for each in alone ^ of_two)
+        return [Finding(batch.step, "types", " and ".join(names), math.inf, cause)] if names else []
 
     def _compared(self, batch: Batch, actual: Outcome, other: Outcome, moves: Sequence[Moves]) -> list[Finding]:
         size, loss = self.apart(actual, other)

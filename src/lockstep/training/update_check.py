@@ -1,17 +1,19 @@
 """Is a step's update the same on every process, and a moment later?
 
-Where it runs a user's own code (a hook, an optimizer's class), the update is taken twice before it counts, as by each
-of two ranks, and put back. After the true one the ranks compare what they hold.
+Where it runs a user's own code (a hook, an optimizer's class), the update is taken before it counts, as by each of two
+ranks and by a process alone, and put back. After the true one the ranks compare what they hold.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from lockstep.checkpoint.carried import with_inner
 from lockstep.monitoring import desync
+from lockstep.parallel.determinism import COLLECTIVES
 from lockstep.parallel.fsdp import is_part
 from lockstep.parallel.hidden_state import HiddenState, digest, put_back
 from lockstep.parallel.module_state import driven
@@ -34,23 +36,46 @@ def held(step: Step) -> dict[str, Any]:
     }
 
 
-def trials(
-    passes: StepPasses, update: Callable[[], object], states: Sequence[HiddenState] = ()
-) -> list[dict[str, Any]]:
-    """What each of two ranks holds after the update, or what comes of it from two states; nothing of it is left."""
-    found, here = list[dict[str, Any]](), states[0].values if states else {}
-    buffers = {name for name, _ in passes.bare.named_buffers()} & here.keys()
-    for number in range(2):
-        with _undone(passes.step), passes.by_itself(0 if states else number, 2):
-            if states:
-                states[number].restore()
-                for name in buffers:
-                    states[number].give(name, here[name])
+class _Collectives(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Within, it is noted whether a collective is called."""
+
+    called = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.called |= func.namespace in COLLECTIVES
+        return func(*args, **(kwargs or {}))
+
+
+def trials(passes: StepPasses, update: Callable[[], object]) -> list[dict[str, Any]]:
+    """What each of two ranks holds after the update, and a process alone, if the update asks no other rank; nothing of
+    it is left."""
+    found, collectives = list[dict[str, Any]](), _Collectives()  # type: ignore[no-untyped-call]
+    for rank, ranks in ((0, 2), (1, 2), (0, 0)):
+        with _undone(passes.step), passes.by_itself(rank, ranks):
+            try:
+                with collectives:
+                    update()
+            except ValueError:  # torch's, of a rank that is asked for where there is no group
+                if ranks:
+                    raise
+                break
+            found.append(held(passes.step))
+    return found[:2] if collectives.called else found
+
+
+def follows(passes: StepPasses, update: Callable[[], object], here: HiddenState, there: HiddenState) -> bool:
+    """Whether the update comes to something else from one state than from the other, whose buffers are the same;
+    nothing of it is left, and the model is in the first."""
+    found, buffers = [], {name for name, _ in passes.bare.named_buffers()} & here.values.keys()
+    for state in (here, there):
+        with _undone(passes.step), passes.by_itself(0, 2):
+            state.restore()
+            for name in buffers:
+                state.give(name, here.values[name])
             update()
             found.append(held(passes.step))
-    for state in states[:1]:
-        state.restore()
-    return found
+    here.restore()
+    return found[0] != found[1]
 
 
 @contextmanager
