@@ -42,7 +42,7 @@ BUDGETS = {
     "data": (5081, "data"),
     "training": (5824, "training"),
     "gradients and draws": (4001, "parallel rng"),
-    "processes": (2982, "distributed"),
+    "processes": (2985, "distributed"),
     "state and monitoring": (3582, "checkpoint monitoring"),
     "models and their use": (1723, "models inference cli errors randomness __init__ __main__"),
     "audit": (4499, "commands/audit"),
@@ -56,7 +56,7 @@ BUDGETS = {
     "machines": (1090, "commands/doctor commands/launch_script"),
     "everyday commands": (1468, "commands"),  # all others
 }
-MAX_LINES, MAX_FILES = 38_247, 260
+MAX_LINES, MAX_FILES = 38_250, 260
 
 
 def module_name(path: Path) -> str:

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor
 
 from lockstep.distributed import proc, warm
-from lockstep.distributed.loader_workers import LoaderWorkers, running
+from lockstep.distributed.loader_workers import LoaderWorkers, begin, result, running
 from lockstep.errors import UserError
 from tests.journals import read
 from tests.subprocesses import Command, Completed, run_lockstep
@@ -113,9 +114,7 @@ def test_a_worker_that_dies_at_the_same_samples_again_and_again_is_told_with_the
 
 def test_code_that_ends_the_program_in_a_worker_is_named_by_its_line(place: Path) -> None:
     train = (*TRAIN, "--dataset", "mine:leaving", "--out", "run", "--nproc", "1", "--workers", "1")
-    ended = Command(sys.executable, "-P", "-m", "lockstep", *train, cwd=place).end(
-        120
-    )  # as the script `lockstep` starts
+    ended = Command(sys.executable, "-P", "-m", "lockstep", *train, cwd=place).end(120)  # as the script starts
     assert (ended.code, ended.orphans) == (2, ()), ended.text
     assert re.search(r"mine\.py, line \d+: .*exit\(3\) ended the program, exit code 3", ended.err), ended.text
 
@@ -177,11 +176,8 @@ def test_answers_come_in_order_whatever_each_takes_and_errors_are_the_task_s_own
     left = pool.map(([number], 0) for number in range(100))
     next(left)
     left.close()  # in the middle, with answers still under way
-    for number, kind, words in [
-        (13, FileNotFoundError, "13.png"),
-        (14, RuntimeError, "Boom: a"),
-        (15, UserError, "15.png"),
-    ]:
+    kinds = (13, FileNotFoundError, "13.png"), (14, RuntimeError, "Boom: a"), (15, UserError, "15.png")
+    for number, kind, words in kinds:
         with pytest.raises(kind, match=words) as caught:
             list(pool.map([([number], 0)]))
         notes = "".join(getattr(caught.value, "__notes__", []))
@@ -212,12 +208,11 @@ def test_a_warm_process_that_is_stopped_goes_on_when_a_worker_is_needed(capfd: p
 def test_workers_outlive_signals_to_the_group_and_tell_where_they_are() -> None:
     pool = LoaderWorkers(1, numbered, "numbers")
     assert list(pool.map([([1], 0)]))
-    ((name, pid),) = running()
+    ((_, pid),) = before = running()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
         os.kill(pid, number)
-    ((_, _, told),) = pool.map([([2], 0)])
-    assert int(told) == pid
-    assert running() == [(name, pid)]
+    assert [int(told) for _, _, told in pool.map([([2], 0)])] == [pid]
+    assert running() == before
     assert re.match("sleeping|running", proc.state(pid))
 
 
@@ -229,7 +224,11 @@ def test_a_batch_of_any_size_and_layout_arrives_as_it_was() -> None:
         assert tensor.is_contiguous()
 
 
+@pytest.mark.slow
+def test_of_more_tasks_than_a_pipe_holds_reports_of_their_ends_none_waits() -> None:
+    assert [result(begin(int)) for _ in range(400)] == [0] * 400
+
+
 def test_what_can_not_be_sent_is_named() -> None:
-    lock = threading.Lock()
     with pytest.raises(UserError, match=r"mine can't be handed to worker processes: .*lock"):
-        LoaderWorkers(1, lambda request: (lock, request), "mine")  # type: ignore[arg-type, return-value]
+        LoaderWorkers(1, partial(large, threading.Lock()), "mine")  # type: ignore[arg-type]

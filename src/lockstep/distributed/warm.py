@@ -70,6 +70,9 @@ class WarmProcess:
         """Start a process; returns our end of its pipe. Raises ConnectionError where the warm process has ended."""
         ours, theirs = Pipe()
         with self._lock, theirs:
+            with suppress(EOFError):  # what nobody asks for would fill the pipe, and hold up the one that reports it
+                while self.connection.poll():
+                    self._exits.update([self.connection.recv()])
             self.connection.send(Start(key, name, target, args, stopped_s, _imported()))
             send_handle(self.connection, theirs.fileno(), 0)
         return ours
