@@ -69,8 +69,9 @@ def test_srun_starts_the_same_run(tmp_path: Path, own: tuple[str, str]) -> None:
 def test_jobs_at_once_on_one_host_do_not_meet(tmp_path: Path, own: tuple[str, str]) -> None:
     if shutil.which("mpirun") is None:
         pytest.skip("no mpirun here (Debian's openmpi-bin has it)")
+    own_place = "OMPI_MCA_orte_tmpdir_base"  # two that make Open MPI's folder for the host at once stop each other
     jobs = [
-        *(started(tmp_path / f"mpirun{i}", *MPIRUN, env=AS_ROOT) for i in range(2)),
+        *(started(out, *MPIRUN, env=AS_ROOT | {own_place: str(out)}) for out in (tmp_path / "mpi0", tmp_path / "mpi1")),
         started(tmp_path / "torchrun", *TORCHRUN),
         started(tmp_path / "own", flags=("--nproc", "2")),
     ]
