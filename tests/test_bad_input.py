@@ -478,6 +478,7 @@ def test_sigterm_and_sigusr1_end_with_a_checkpoint(running: Any, nproc: int, num
     assert (checkpoint["kind"], checkpoint["step"]) == ("checkpoint", end["steps"])
 
 
+@pytest.mark.slow
 def test_workers_do_not_outlive_a_launcher_that_was_killed(running: Any) -> None:
     command, _ = running(2, "--loader", "streaming", "--workers", "1", fresh=True)
     assert len(command.family()) > 2

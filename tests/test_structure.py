@@ -40,7 +40,7 @@ MAX_FILE, MAX_FUNCTION, SMALL_FILE, MAX_SMALL_FILES = 600, 60, 60, 40
 BUDGETS = {
     "config": (1753, "config"),
     "data": (5081, "data"),
-    "training": (5824, "training"),
+    "training": (5832, "training"),
     "gradients and draws": (4001, "parallel rng"),
     "processes": (2985, "distributed"),
     "state and monitoring": (3582, "checkpoint monitoring"),
@@ -51,12 +51,12 @@ BUDGETS = {
         1488,
         "commands/compare commands/tune commands/sweep commands/lr_find commands/forecast commands/measuring",
     ),
-    "verify, chaos": (1195, "commands/verify commands/chaos"),
+    "verify, chaos": (1203, "commands/verify commands/chaos"),
     "looking at runs": (1267, "commands/report commands/runs commands/watch commands/diff"),
     "machines": (1090, "commands/doctor commands/launch_script"),
     "everyday commands": (1468, "commands"),  # all others
 }
-MAX_LINES, MAX_FILES = 38_250, 260
+MAX_LINES, MAX_FILES = 38_266, 260
 
 
 def module_name(path: Path) -> str:

@@ -95,6 +95,7 @@ def seen_in_every_way(world: World, home: str, ways: list[Way]) -> list[Any]:
     return [seen(world, asked(root, cache, workers, **data)) for root, cache, workers, data in ways]
 
 
+@pytest.mark.slow
 def test_the_same_bits_with_and_without_a_cache_on_any_number_of_ranks(photos: Path, tmp_path: Path) -> None:
     """Broken ones are left out as if they were not there."""
     plain = seen(SINGLE, asked(photos))

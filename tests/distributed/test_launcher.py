@@ -187,6 +187,7 @@ def test_a_script_with_threads_has_its_workers_from_a_fresh_interpreter(tmp_path
     assert json.loads(ended.out)["values"] == [[0, 2, 2], [1, 2, 2]]
 
 
+@pytest.mark.slow
 def test_a_script_with_threads_and_without_the_guard_is_told_so(tmp_path: Path) -> None:
     ended = run_script(tmp_path, THREADED + SCRIPT.replace("GUARD", "if True:"), str(free_port()))
     assert ended.code == 1, ended.text
@@ -448,6 +449,7 @@ def lose(world: World) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+@pytest.mark.slow
 def test_a_restart_that_can_not_be_noted_leaves_no_process() -> None:
     """As in a run folder that can't be read: the warm process would wait for its owner, and that at its end for it."""
     noting = Mock(side_effect=UserError("the folder can't be read"))

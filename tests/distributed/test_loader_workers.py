@@ -82,6 +82,7 @@ def place(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_killed_workers_and_their_warm_process_come_back_with_the_same_result(place: Path) -> None:
     found = {}
     for out, flags in {"straight": "1 0", "alone": "1 2", "two": "2 1"}.items():
@@ -112,6 +113,7 @@ def test_a_worker_that_dies_at_the_same_samples_again_and_again_is_told_with_the
     assert "--workers 0" in ended.err
 
 
+@pytest.mark.slow
 def test_code_that_ends_the_program_in_a_worker_is_named_by_its_line(place: Path) -> None:
     train = (*TRAIN, "--dataset", "mine:leaving", "--out", "run", "--nproc", "1", "--workers", "1")
     ended = Command(sys.executable, "-P", "-m", "lockstep", *train, cwd=place).end(120)  # as the script starts

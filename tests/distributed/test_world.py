@@ -233,6 +233,7 @@ def test_a_rank_may_pretend_to_be_another_one_and_is_itself_again() -> None:
     assert run_ranks(_pretends, 2) == [[(2, 5), (0, 2), 4.0], [(2, 5), (2, 5), (1, 2), 4.0]]
 
 
+@pytest.mark.slow
 def test_the_compiler_may_be_imported_first_by_a_rank_that_pretends() -> None:
     program = (
         "from lockstep.distributed.world import pretended_rank as r, dist, torch\nwith r(1, 2): import torch._dynamo"

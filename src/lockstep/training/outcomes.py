@@ -44,8 +44,8 @@ class Finding:
         """A sentence for the user."""
         step, differ = self.step + 1, "weights will differ with the number of processes"
         if self.what == "pass":
-            hint = "what forward or the loss needs of a batch has to come with it, as a part of it passes too"
-            return f"a step can't be shared out among another number of processes: {self.cause} ({hint})"
+            hint = "what forward or the loss needs of a batch has to come with it"
+            return f"other numbers of processes can't be compared, as a part of a batch fails: {self.cause} ({hint})"
         if self.what == "bits":
             return f"exact mode: {self.cause} ({self.place} has other bits at step {step})"
         if self.what in ("update", "batch", "types"):

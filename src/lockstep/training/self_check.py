@@ -379,15 +379,16 @@ class SelfCheck(StepPasses):
         for i, each in enumerate(states):
             after = self._before[i + 1] if i + 1 < len(self._before) else actual.state
             found += self._compared_buffers(batch, i, after, states, not given, again)
-            for _, state in each:
+            for k, (_, state) in enumerate(each):
                 names = self.kept_otherwise(after, state)
                 if names and i == len(states) - 1 and self._left is None:
                     self._left = named(names[0]), after, state
                 if names := [name for name in names if name not in others]:
-                    found += self.matters(batch, names, after, state)
+                    left = self.matters(batch, names, after, state)
+                    if left and left[0].what not in self._reported:
+                        found += self.by_time(left, state, again(None)[i][k][1])
                     break
-        momenta = self._notes.momenta if given and self._notes is not None else {}
-        for path, size in momenta.items():
+        for path, size in (self._notes.momenta if given and self._notes is not None else {}).items():
             found.append(Finding(batch.step, "buffer", f"{path}.running_mean".lstrip("."), size, _OTHERWISE))
         return found
 

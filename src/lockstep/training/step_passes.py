@@ -441,6 +441,11 @@ class StepPasses:
             return []
         return [Finding(batch.step, "state", named(names[0]), largest, follows)]
 
+    def by_time(self, found: list[Finding], state: HiddenState, again: HiddenState) -> list[Finding]:
+        """What was found in the state that a part left, with time as the cause where it leaves another one the next."""
+        moved = {named(name) for name in self.kept_otherwise(state, again)}
+        return [replace(each, cause=UNREPEATED) if each.place in moved else each for each in found]
+
     def ranges(self, batch: Batch) -> list[list[tuple[int, int]]]:
         """[ranks][shards] (start, stop): each rank's rows of the global batch."""
         mine = [[shard.rows.start, shard.rows.stop] for shard in batch.shards]

@@ -40,7 +40,8 @@ class Plan:
     nproc: Ints = (1, 2, 3)
     """Numbers of processes to compare; the others are compared with the first."""
     vary: bool = True
-    """On the last number of processes, compare other threads, hash seeds, workers and orders of listed folders too."""
+    """Give each run another hash seed, and the last number of processes other threads, workers and order of listed
+    folders as well."""
     steps: Annotated[int, Arg(least=1)] = 30
     """Optimizer steps to compare (at most those of the run)."""
     patch: str = ""
@@ -63,22 +64,24 @@ class Plan:
         """The relative difference granted for each step taken; 0 in exact mode, which asks for the same bits."""
         return 0.0 if self.config.exact else PER_STEP[self.config.precision]
 
-    def variants(self) -> tuple[list[Variant], list[Variant]]:
-        """The runs to compare, with the base first; and what the last one of them varies at once, each by itself."""
+    def variants(self) -> tuple[Variant, dict[Variant, list[Variant]]]:
+        """The base; and the runs to compare with it, each with those that vary only one of what it varies."""
         from lockstep.distributed.proc import threads_each
 
         execution = self.config.execution
-        own = [Variant(n, threads_each(execution.threads, n), execution.workers) for n in self.nproc]
+        alone = [Variant(n, threads_each(execution.threads, n), execution.workers) for n in self.nproc]
         if not self.vary:
-            return own, []
+            return alone[0], {each: [] for each in alone[1:]}
+        own = [replace(each, hash_seed=seed) for seed, each in enumerate(alone)]
         last = own[-1]
         other = {
             "threads": 1 if last.threads > 1 else 2,
-            "hash_seed": 1,
+            "hash_seed": len(own),
             "workers": 0 if last.workers else 1,
             "reordered": True,
         }
         if execution.loader == "resident":
             del other["workers"]
         one_by_one = [replace(last, **{name: value}) for name, value in other.items()]  # type: ignore[arg-type]
-        return [*own, replace(last, **other)], one_by_one  # type: ignore[arg-type]
+        runs = {each: [simple] for each, simple in zip(own[1:], alone[1:], strict=True)}
+        return own[0], runs | {replace(last, **other): one_by_one}  # type: ignore[arg-type]
