@@ -2,7 +2,8 @@
 
 It draws configurations and asks two ways that must agree: what `verify` says of several numbers of processes, and what
 `train` leaves on each of them, in its `end` record and as the final weights' bytes; also where it is stopped and goes
-on with another number of processes, and in exact mode with other threads and sharded weights. Refusals are listed with
+on with another number of processes, and in exact mode with other threads and sharded weights. Texts hash otherwise on
+each number of processes. Refusals are listed with
 their sentences. Exit code 1: they disagree somewhere, or the law does not hold; each case comes with its command line.
 A machine too slow for an answer is none.
 """
@@ -66,7 +67,7 @@ class TooSlow(Exception):
 def fuzz(seconds: float, seed: int, configurations: int, say: Callable[[str], None] = print) -> Tally:
     """Try configurations until the time is up, or so many."""
     tally, began = Tally(), time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="lockstep-fuzz-") as scratch, Pool(timeout=300) as pool:
+    with tempfile.TemporaryDirectory(prefix="lockstep-fuzz-") as scratch, Pool(timeout=300, hash_seeds=True) as pool:
         write_pictures(pictures := Path(scratch) / "pictures")
         while tally.drawn < configurations and time.monotonic() - began < seconds:
             number = tally.drawn

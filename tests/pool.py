@@ -21,11 +21,12 @@ class Pool:
     """`pool.start` is launcher.launch's stand-in on worlds that it keeps, one for each number of ranks.
 
     A world in which a rank fails is given up, and the next call makes another: its collectives no longer match.
-    `single`: one world at a time, since processes keep the memory that a large model took.
+    `single`: one world at a time, since processes keep the memory that a large model took. `hash_seeds`: texts hash
+    otherwise on each number of ranks.
     """
 
-    def __init__(self, timeout: float = 120.0, single: bool = False) -> None:
-        self.timeout, self.single = timeout, single
+    def __init__(self, timeout: float = 120.0, single: bool = False, hash_seeds: bool = False) -> None:
+        self.timeout, self.single, self.hash_seeds = timeout, single, hash_seeds
         self.worlds: dict[int, _Held] = {}
 
     def __enter__(self) -> "Pool":
@@ -43,7 +44,7 @@ class Pool:
         if n not in self.worlds:
             if self.single:
                 self.close()
-            self.worlds[n] = _Held(n, self.timeout)
+            self.worlds[n] = _Held(n, self.timeout, n if self.hash_seeds else None)
         try:
             return self.worlds[n].ask((threads, fn, args), self.timeout)
         except RankFailed:
@@ -61,10 +62,10 @@ class Pool:
 class _Held:
     """The ranks of one world, each waiting at its end of a pipe."""
 
-    def __init__(self, n: int, timeout: float) -> None:
+    def __init__(self, n: int, timeout: float, hash_seed: int | None) -> None:
         pairs = [Pipe() for _ in range(n)]
         self.pipes = [ours for ours, _ in pairs]
-        self.ranks = Ranks(_answer, n, [theirs for _, theirs in pairs], timeout=timeout)
+        self.ranks = Ranks(_answer, n, [theirs for _, theirs in pairs], timeout=timeout, hash_seed=hash_seed)
         for _, theirs in pairs:
             theirs.close()
 

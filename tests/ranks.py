@@ -69,7 +69,10 @@ class Ranks:
         threads: int = 1,
         env: dict[str, str] | None = None,
         law: bool = True,
+        hash_seed: int | None = None,
     ) -> None:
+        """`hash_seed`: of interpreters of their own, where it is not to be the one that all others have."""
+        context = _CONTEXT if hash_seed is None else get_context("spawn")
         # the parent holds the store, so that no port is found, let go and lost to somebody else
         self.store = TCPStore(
             "localhost", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=timeout)
@@ -85,10 +88,11 @@ class Ranks:
         self.started: list[tuple[Any, Connection]] = []
         try:
             for rank in range(n):
-                here, there = _CONTEXT.Pipe()
+                here, there = context.Pipe()
                 mine = {**base, "RANK": str(rank), "LOCAL_RANK": str(rank)}
-                process = _CONTEXT.Process(target=_rank, args=(there, mine, threads, timeout, law, fn, args))
-                process.start()
+                process = context.Process(target=_rank, args=(there, mine, threads, timeout, law, fn, args))
+                with mock.patch.dict(os.environ, {} if hash_seed is None else {"PYTHONHASHSEED": str(hash_seed)}):
+                    process.start()
                 there.close()
                 self.started.append((process, here))
         except BaseException:
