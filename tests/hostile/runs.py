@@ -92,7 +92,7 @@ def neutral(line: str) -> str:
 
 @dataclass(frozen=True)
 class Verdict:
-    """`kind` is one of RIGHT, or silent, words, false alarm, crash or hang."""
+    """`kind` is one of RIGHT, or silent, words, false alarm, crash, hang or moved by the comparisons of steps."""
 
     kind: str
     difference: (
@@ -194,15 +194,15 @@ def start_of(number: int, hash_seed: str) -> Server:
         return _STARTS[number, hash_seed]
 
 
-def run(case: Case, folder: Path, processes: int, seed: int = 0, epochs: int = 2) -> Run:
+def run(case: Case, folder: Path, processes: int, seed: int = 0, epochs: int = 2, law: str = "warn") -> Run:
     """The case on so many processes. `folder` gets a folder with the module, the output and the weights."""
     here = folder / f"{processes}-{seed}-{epochs}"
     (here / "weights").mkdir(parents=True)
-    (here / "case.py").write_text(case.source())
+    (here / "case.py").write_text(case.source().replace("seed=seed)", f'seed=seed, law="{law}")'))
     args = ["case.py", str(processes), str(here / "weights"), str(seed), str(epochs)]
     if not case.loop:
         args = ["-m", "lockstep", "train", "digits", *case.flags(), *("--nproc", str(processes), "--seed", str(seed))]
-        args += ["--epochs", str(epochs), *TRAIN]
+        args += ["--epochs", str(epochs), "--law", law, *TRAIN]
     # the command fixes how texts hash, and a script of the user's own does not; three runs, three starts
     start = start_of({1: 0, 3: 2}.get(processes, 1), "" if case.loop else "0") if case.fresh else None
     code, text = execute(here, args, start)
@@ -227,6 +227,9 @@ def check(case: Case, folder: Path) -> Verdict:
     if any(each.said for each in runs):
         runs = [replace(each, usual=usual(case.plain, each.processes)) for each in runs]
     verdict = judge(runs, bool(case.exact))
+    if verdict.kind == "equal":
+        difference, where = differences([runs[0], run(case, folder / "off", 1, law="off")])
+        return verdict if difference < TOLERANCE else replace(verdict, kind="moved", difference=difference, where=where)
     if verdict.kind == "crash" and execute(folder / "1-0-2", [str(PLAIN), "case.py"])[0]:
         return replace(verdict, kind="broken")
     if verdict.kind == "false alarm":

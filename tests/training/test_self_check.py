@@ -308,6 +308,12 @@ class LowAmongSeveral(Odd):
         return x.bfloat16().to(x) if dist.is_initialized() and dist.get_world_size() > 1 else x
 
 
+@case("low precision follows the rank, or the number", "bfloat16", what="types")
+class LowOfFew(Odd):
+    def odd(self, x: Tensor) -> Tensor:
+        return x.bfloat16().to(x) if len(x) < 10 else x
+
+
 @case("what it computes for a sample depends on which others pass with it")
 class Together(Odd):
     """A collective of the model's own: the check's parts are no passes of all ranks."""
@@ -548,6 +554,7 @@ def test_what_forward_writes_through_data_is_put_back() -> None:
 def test_nothing_is_said_of_models_that_are_equal() -> None:
     assert {make.__name__: each for make in MODELS if (each := found(World.single(), make))} == {}
     assert found(World.single(), Contrast, contrastive, whole_batch=True) == []
+    assert found(World.single(), Contrast, lambda y, z: F.cross_entropy(y["logits"], z), whole_batch=True) == []
     seen = [0.0]
 
     def counting(y: Any, labels: Tensor) -> Tensor:
@@ -879,10 +886,23 @@ class Means(torch.optim.SGD):
         return super().step(closure)
 
 
+class Counts(torch.optim.SGD):
+    """Counts its steps in a tensor of a parameter group, as timm's Lamb does, and those of all in its class."""
+
+    count = 0
+
+    def step(self, closure: Any = None) -> Any:
+        self.param_groups[0].setdefault("step", torch.zeros(())).add_(1)
+        type(self).count += 1
+        for p in (p for p in self.param_groups[0]["params"] if p.grad is not None):
+            p.grad /= float(self.param_groups[0]["step"]) + self.count
+        return super().step(closure)
+
+
 def held(world: World, law: Any) -> list[tuple[list[float], list[str]]]:
     """Weights after steps of an optimizer that holds another, and of one with lists, and what is said."""
-    found = []
-    for make in (lambda *args, **options: Lookahead(torch.optim.SGD(*args, **options)), Means):
+    found, Counts.count = [], 0
+    for make in (lambda *args, **options: Lookahead(torch.optim.SGD(*args, **options)), Means, Counts):
         torch.manual_seed(0)
         model, said = parallelize(Cycling(), world), list[str]()
         step = TrainStep(model, F.cross_entropy, make(model.parameters(), 0.1, momentum=0.9), law=law)

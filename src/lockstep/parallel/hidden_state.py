@@ -357,8 +357,9 @@ def _visit_generator(state: HiddenState, value: Any, name: str) -> None:
 
 
 def _visit_optimizer(state: HiddenState, value: torch.optim.Optimizer, name: str) -> None:
-    """What a class of a user's adds to it; the rest is its state_dict's."""
+    """What a class of a user's adds to it, and keeps itself; the rest is its state_dict's."""
     state._keep_dict(vars(value), name, value, vars(value).keys() - _torchs_own())
+    state._visit(type(value), type(value).__name__)
 
 
 @cache

@@ -146,13 +146,14 @@ class SelfCheck(StepPasses):
         self._before, self._slopes, self._left = [self.start], dict[tuple[int, int], Tensor](), None
         self._notes = None if step.sync.exact or is_sharded(step.model) else GivenStatistics(self.bare)
 
+        loss = step.loss
+
         def before_pass(i: int) -> None:
             if i and not step.sync.exact:
-                self._before.append(self.state())
+                with replaced(step, loss=loss):
+                    self._before.append(self.state())
             if self._notes is not None:
                 self._notes.begin()
-
-        loss = step.loss
 
         def noting(outputs: Any, labels: Tensor) -> Any:
             i = len(self._before) - 1
@@ -375,7 +376,7 @@ class SelfCheck(StepPasses):
             self._passed(shares, given, found, seed)
             return found
 
-        others = self.of_loss() if given and self.step.whole_batch else set()  # which is not called for parts
+        others = self.of_loss() if self.step.whole_batch else set()  # which is called for the whole batch on any N
         for i, each in enumerate(states):
             after = self._before[i + 1] if i + 1 < len(self._before) else actual.state
             found += self._compared_buffers(batch, i, after, states, not given, again)
@@ -459,7 +460,10 @@ class SelfCheck(StepPasses):
 
         def loss(outputs: Any, labels: Tensor) -> tuple[Tensor, None]:
             leaves = following(outputs, len(labels))
-            parts = [(leaf * self._slopes[number, k][rows]).sum() for k, leaf in enumerate(leaves)]
+            slopes = [self._slopes.get((number, k)) for k in range(len(leaves))]  # of one that the loss left out: none
+            parts = [
+                (leaf * slope[rows]).sum() for leaf, slope in zip(leaves, slopes, strict=True) if slope is not None
+            ]
             return torch.stack(parts).sum() * (batch.count / len(labels)), None
 
         return replaced(self.step, loss=loss, whole_batch=False)

@@ -316,27 +316,31 @@ class StepPasses:
         perhaps.
         """
         found = self._compared(batch, actual, other, moves)
-        if found and not self._types_known and (types := self._other_types(batch)):
+        again = partial(moves[-1], None)
+        if found and not self._types_known and (types := self._other_types(batch, again)):
             return types
-        if found and self.learn_types(lambda: moves[-1](None)):
+        if found and self.learn_types(again):
             self._noise = None
             found = self._compared(batch, actual, other, moves)
         return found
 
-    def _other_types(self, batch: Batch) -> list[Finding]:
-        """Whether a process alone computes in other low types than one of two with other threads."""
+    def _other_types(self, batch: Batch, again: Callable[[], object]) -> list[Finding]:
+        """Whether a process alone computes in other low types than one of two with other threads, than with half as
+        many samples, or than `again`."""
 
-        def take(rank: int, ranks: int, other_threads: bool) -> None:
+        def take(part: int, rank: int, ranks: int, other_threads: bool) -> None:
             self.start.restore()
             with self.by_itself(rank, ranks, other_threads):
-                self.step.take_passes(batch)
+                self.step.take_passes(_of_largest(batch, part))
             self.step.take_gradients()
 
         if is_sharded(self.step.model):
             return []
-        alone, of_two = (self._low_types(partial(take, *how)) for how in ((0, 0, False), (1, 2, True)))
+        hows = [(1, 0, 0, False), (1, 1, 2, True), *[(2, 0, 0, False)] * (not self.step.whole_batch)]
+        found = [*(self._low_types(partial(take, *how)) for how in hows), self._low_types(again)]
         cause = "whether the model computes in low precision follows the rank, or the number of processes or threads:"
-        names = sorted(str(each).removeprefix("torch.") for each in alone ^ of_two)
+        others = {kind for each in found for kind in each ^ found[0]}
+        names = sorted(str(kind).removeprefix("torch.") for kind in others)
         return [Finding(batch.step, "types", " and ".join(names), math.inf, cause)] if names else []
 
     def _compared(self, batch: Batch, actual: Outcome, other: Outcome, moves: Sequence[Moves]) -> list[Finding]:
@@ -418,11 +422,7 @@ class StepPasses:
         for name in [name for name in names if name in both][:1]:  # what is written again may come to the same
             a, b = (as_real(state.values[name]).double() for state in (here, there))
             return [Finding(batch.step, "state", name, float((a - b).norm() / a.norm().clamp(min=1e-300)), follows)]
-        step = self.step
-        i, shard = max(enumerate(batch.shards), key=lambda each: each[1].size)
-        first = sum(each.size for each in batch.shards[:i])
-        rows = slice(first, first + shard.size)
-        one = replace(batch, images=batch.images[rows], labels=batch.labels[rows], shards=(shard,), step=batch.step + 1)
+        step, one = self.step, replace(_of_largest(batch), step=batch.step + 1)
         largest, norms = 0.0, batch_norms(self.bare)
         for frozen in (False, True) if norms else (False,):  # a shift that is every sample's is lost in a batch norm
             outcomes = []  # with the draws of another step, which a cache of drawn masks would keep from coming
@@ -450,6 +450,15 @@ class StepPasses:
         """[ranks][shards] (start, stop): each rank's rows of the global batch."""
         mine = [[shard.rows.start, shard.rows.stop] for shard in batch.shards]
         return [[(start, stop) for start, stop in each] for each in self.gather(mine)]
+
+
+def _of_largest(batch: Batch, part: int = 1) -> Batch:
+    """The largest of a batch's shards, or the first half of it and so on."""
+    i, shard = max(enumerate(batch.shards), key=lambda each: each[1].size)
+    first, size = sum(each.size for each in batch.shards[:i]), max(shard.size // part, min(shard.size, 2))
+    rows, own = slice(first, first + size), slice(shard.rows.start, shard.rows.start + size)
+    shards = (replace(shard, rows=own),)
+    return replace(batch, images=batch.images[rows], labels=batch.labels[rows], shards=shards)
 
 
 def named(name: str) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from lockstep.checkpoint.carried import with_inner
 from lockstep.monitoring import desync
@@ -89,7 +90,7 @@ def _undone(step: Step) -> Iterator[None]:
     groups = [[dict(group) for group in optimizer.param_groups] for optimizer in optimizers]
     attributes = [dict(vars(optimizer)) for optimizer in optimizers]
     inner = [each for state in states for one in state.values() for each in one.values()]
-    own = [p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
+    own = tree_leaves([optimizer.param_groups for optimizer in optimizers])
     tensors = [each for each in (*step.named.values(), *own, *gradients.values(), *inner) if isinstance(each, Tensor)]
     tensors = [*{id(each): each for each in tensors}.values()]
     copies = [each.detach().clone() for each in tensors]
