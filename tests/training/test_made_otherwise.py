@@ -107,6 +107,12 @@ def betas(model: nn.Module, optim: Any, lr: float) -> Any:
     return torch.optim.Adam(groups, lr)
 
 
+def unseeded_noise(model: nn.Module, optim: Any, lr: float) -> Any:
+    optimizer = torch.optim.SGD(model.parameters(), lr)
+    optimizer.noise = np.random.default_rng()  # type: ignore[attr-defined]
+    return optimizer
+
+
 CASES = {
     ("plain", "sgd"): "",
     ("by_rank", "adam"): "",
@@ -118,6 +124,7 @@ CASES = {
     ("Main", "sgd"): f"with the number of processes: the output of {HERE}:Main (by factor) is made by each",
     ("mlp", "rate_of_rank"): "with the number of processes: lr of parameter group 0 of ",
     ("mlp", "rate"): "with the number of processes: lr of parameter group 0 of ",
+    ("plain", "unseeded_noise"): "with every run: noise of ",
     ("plain", "betas"): "with the number of processes: betas of parameter group 1 of ",
 }
 

@@ -191,8 +191,8 @@ def _made(
     config: Config, shape: tuple[int, int, int], classes: int, dtype: torch.dtype, rank: int, ranks: int, turn: int
 ) -> tuple[dict[str, list[float]], dict[str, str]]:
     """What a user's factories make on rank `rank` of so many: of each parameter, buffer and generator, and of what
-    comes of an image, two numbers, which threads round otherwise, and those of the optimizer's groups; digests of what
-    the model keeps beside them. For a process that does nothing else."""
+    comes of an image, two numbers, which threads round otherwise, and those of the optimizer's groups and generators;
+    digests of what the model keeps beside them. For a process that does nothing else."""
     torch.set_default_dtype(dtype)  # a script may have set it after the parent of this process was forked
     name, factory, found = config.model.model, config.optim.optimizer, dict[str, list[float]]()
     # forks of one process have its addresses, which another run has not: of what it holds, and of what follows
@@ -206,7 +206,9 @@ def _made(
         if optimizers.is_factory(factory):
             freeze(model, config.model)
             seed_everything(stream(config.seed, "optimizer"))
-            for g, group in enumerate(optimizers.build(model, config.optim, config.lr).param_groups):
+            held = HiddenState({"": (optimizer := optimizers.build(model, config.optim, config.lr))})
+            found |= {f"{key} of {factory}": [float(int(digest(held.values[key]), 16))] for key in held.generators}
+            for g, group in enumerate(optimizer.param_groups):
                 rows = {key: [*value] if isinstance(value, tuple) else [value] for key, value in group.items()}
                 numbers = {key: row for key, row in rows.items() if all(isinstance(each, int | float) for each in row)}
                 found |= {f"{key}{_GROUP}{g} of {factory}": row for key, row in numbers.items()}
