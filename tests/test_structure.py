@@ -40,7 +40,7 @@ MAX_FILE, MAX_FUNCTION, SMALL_FILE, MAX_SMALL_FILES = 600, 60, 60, 40
 BUDGETS = {
     "config": (1753, "config"),
     "data": (5081, "data"),
-    "training": (5848, "training"),
+    "training": (5855, "training"),
     "gradients and draws": (4002, "parallel rng"),
     "processes": (2985, "distributed"),
     "state and monitoring": (3582, "checkpoint monitoring"),
@@ -56,7 +56,7 @@ BUDGETS = {
     "machines": (1090, "commands/doctor commands/launch_script"),
     "everyday commands": (1468, "commands"),  # all others
 }
-MAX_LINES, MAX_FILES = 38_283, 260
+MAX_LINES, MAX_FILES = 38_290, 260
 
 
 def module_name(path: Path) -> str:

@@ -605,7 +605,8 @@ class Timed(Net):
 
 
 def repeated(world: World) -> set[str]:
-    return {found(world, make)[0][2] for make in (OutOfReach, Drifting, Timed)}  # of each what is said
+    several = [found(world, OutOfReach), found(world, Drifting), found(world, Timed)[:1]]  # what is said comes first
+    return {cause for each in several for _, _, cause, _ in each or [(0, "", "silent", 0)]}
 
 
 def test_what_is_another_one_each_time_does_not_pass_as_rounding() -> None:

@@ -187,6 +187,11 @@ def fresh_model(name: str, channels: int, classes: int, size: int, seed: int) ->
     return models.build(name, in_channels=channels, num_classes=classes, image_size=size)
 
 
+def _generators(state: HiddenState, owner: str) -> dict[str, list[float]]:
+    """A number for each generator in the state of what a factory made."""
+    return {f"{key} of {owner}": [float(int(digest(state.values[key]), 16))] for key in state.generators}
+
+
 def _made(
     config: Config, shape: tuple[int, int, int], classes: int, dtype: torch.dtype, rank: int, ranks: int, turn: int
 ) -> tuple[dict[str, list[float]], dict[str, str]]:
@@ -206,8 +211,8 @@ def _made(
         if optimizers.is_factory(factory):
             freeze(model, config.model)
             seed_everything(stream(config.seed, "optimizer"))
-            held = HiddenState({"": (optimizer := optimizers.build(model, config.optim, config.lr))})
-            found |= {f"{key} of {factory}": [float(int(digest(held.values[key]), 16))] for key in held.generators}
+            optimizer = optimizers.build(model, config.optim, config.lr)
+            found |= _generators(HiddenState({"": optimizer}), factory)
             for g, group in enumerate(optimizer.param_groups):
                 rows = {key: [*value] if isinstance(value, tuple) else [value] for key, value in group.items()}
                 numbers = {key: row for key, row in rows.items() if all(isinstance(each, int | float) for each in row)}
@@ -215,7 +220,7 @@ def _made(
     del addresses
     tensors = [*model.named_parameters(), *model.named_buffers()] if not pretrained.asked(config) else []
     kept = {key: digest(value) for key, value in state.values.items()}
-    found |= {f"{key} of {name}": [float(int(kept[key], 16))] for key in state.generators}
+    found |= _generators(state, name)
     with suppress(Exception), torch.no_grad(), eval_mode(model), pretended_rank(0, 0):
         outputs = model(torch.linspace(-1, 1, 2 * math.prod(shape)).view(2, *shape))
         tensors += [(_OUTPUT, outputs)] if isinstance(outputs, Tensor) else []

@@ -315,18 +315,18 @@ class StepPasses:
         `moves`, as many as it takes to explain what differs: of the other's passes, the first one of a part of them,
         perhaps.
         """
-        found = self._compared(batch, actual, other, moves)
-        again = partial(moves[-1], None)
-        if found and not self._types_known and (types := self._other_types(batch, again)):
-            return types
-        if found and self.learn_types(again):
-            self._noise = None
-            found = self._compared(batch, actual, other, moves)
+        found, before = self._compared(batch, actual, other, moves), self.limit
+        if found and not self._types_known:
+            if types := self._other_types(batch, partial(moves[-1], None)):
+                return types
+            if self.limit != before:
+                self._noise = None
+                found = self._compared(batch, actual, other, moves)
         return found
 
     def _other_types(self, batch: Batch, again: Callable[[], object]) -> list[Finding]:
         """Whether a process alone computes in other low types than one of two with other threads, than with half as
-        many samples, or than `again`."""
+        many samples, or than `again`; if not, limits are for these types from now on."""
 
         def take(part: int, rank: int, ranks: int, other_threads: bool) -> None:
             self.start.restore()
@@ -334,14 +334,16 @@ class StepPasses:
                 self.step.take_passes(_of_largest(batch, part))
             self.step.take_gradients()
 
-        if is_sharded(self.step.model):
-            return []
         hows = [(1, 0, 0, False), (1, 1, 2, True), *[(2, 0, 0, False)] * (not self.step.whole_batch)]
-        found = [*(self._low_types(partial(take, *how)) for how in hows), self._low_types(again)]
+        alone = [] if is_sharded(self.step.model) else [self._low_types(partial(take, *how)) for how in hows]
+        types = self._low_types(again)
         cause = "whether the model computes in low precision follows the rank, or the number of processes or threads:"
-        others = {kind for each in found for kind in each ^ found[0]}
-        names = sorted(str(kind).removeprefix("torch.") for kind in others)
-        return [Finding(batch.step, "types", " and ".join(names), math.inf, cause)] if names else []
+        if others := {kind for each in alone for kind in each ^ types}:
+            names = " and ".join(sorted(str(kind).removeprefix("torch.") for kind in others))
+            return [Finding(batch.step, "types", names, math.inf, cause)]
+        self._types_known = True
+        self.computes_in(types)
+        return []
 
     def _compared(self, batch: Batch, actual: Outcome, other: Outcome, moves: Sequence[Moves]) -> list[Finding]:
         size, loss = self.apart(actual, other)
