@@ -41,7 +41,7 @@ BUDGETS = {
     "config": (1753, "config"),
     "data": (5081, "data"),
     "training": (5855, "training"),
-    "gradients and draws": (4002, "parallel rng"),
+    "gradients and draws": (4008, "parallel rng"),
     "processes": (2985, "distributed"),
     "state and monitoring": (3582, "checkpoint monitoring"),
     "models and their use": (1723, "models inference cli errors randomness __init__ __main__"),
@@ -56,7 +56,7 @@ BUDGETS = {
     "machines": (1090, "commands/doctor commands/launch_script"),
     "everyday commands": (1468, "commands"),  # all others
 }
-MAX_LINES, MAX_FILES = 38_290, 260
+MAX_LINES, MAX_FILES = 38_296, 260
 
 
 def module_name(path: Path) -> str:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from lockstep.config import Config, ModelConfig, OptimConfig
 from lockstep.data.image_sets import ArraySet
 from lockstep.distributed.world import World, pretended_rank
-from lockstep.training.assemble import _share_state, made_otherwise
+from lockstep.training.assemble import _share_state, assemble, made_otherwise
 from tests.hostile.runs import neutral
 from tests.ranks import run_ranks
 from tests.subprocesses import run_lockstep
@@ -113,6 +113,12 @@ def unseeded_noise(model: nn.Module, optim: Any, lr: float) -> Any:
     return optimizer
 
 
+def noise_of_rank(model: nn.Module, optim: Any, lr: float) -> Any:
+    optimizer = sgd(model, optim, lr)
+    optimizer.noise = np.random.default_rng(dist.get_rank())
+    return optimizer
+
+
 CASES = {
     ("plain", "sgd"): "",
     ("by_rank", "adam"): "",
@@ -146,15 +152,18 @@ def test_what_follows_the_number_of_processes_is_said_in_the_same_words_on_any_n
             assert bool(sentence) == bool(expected), sentence
 
 
-def shared(world: World) -> list[int]:
+def shared(world: World) -> tuple[list[int], float]:
     model = Ordered()
     model.order = [7, 5, 3] if world.rank else [7, 2, 4]
     _share_state(model, world, ["order[1]"])  # the others came to the same when it was made again
-    return model.order
+    config = Config(model=ModelConfig(model="mlp"), optim=OptimConfig(optimizer=f"{HERE}:noise_of_rank"))
+    optimizer: Any = assemble(config, world).step.optimizer
+    return model.order, optimizer.noise.random()
 
 
-def test_a_list_of_which_some_elements_are_others_by_chance_is_everyones_as_a_whole() -> None:
-    assert run_ranks(shared, 2) == [[7, 2, 4], [7, 2, 4]]
+def test_a_list_of_which_some_elements_are_others_by_chance_and_an_optimizers_generator_are_everyones() -> None:
+    first, second = run_ranks(shared, 2)
+    assert first == second == ([7, 2, 4], np.random.default_rng(0).random())
 
 
 def test_a_pretended_world_of_none_is_a_process_alone(monkeypatch: pytest.MonkeyPatch) -> None:

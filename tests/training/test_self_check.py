@@ -520,10 +520,11 @@ def refused(world: World, first: int, make: type[Net], accumulate: int = 1) -> s
 
 def test_a_model_that_takes_no_single_sample_is_refused_on_any_number_of_processes() -> None:
     (sentence,) = {refused(World.single(), 12, Squeezed), *run_ranks(refused, 2, 12, Squeezed, law=True)}
-    assert sentence.startswith("the model takes no single sample, which a process may have of a short batch: Index")
+    assert sentence.startswith("the model takes no single sample, which a part of a short batch may be: Index")
     batched = {"forward": lambda self, x: F.batch_norm(Net.forward(self, x), None, None, training=True)}
     assert "in place of torch.nn.functional's" in refused(World.single(), 12, type("Batched", (Net,), batched))
     assert sentence in run_ranks(refused, 3, 4, Squeezed, law=True)  # shares of two, one and one: the step itself fails
+    assert refused(World.single(), 7, Squeezed, 4) == sentence  # micro-batches of two and one
 
 
 def test_what_a_single_sample_leaves_out_is_refused_on_one_process() -> None:
@@ -607,6 +608,15 @@ class Timed(Net):
 def repeated(world: World) -> set[str]:
     several = [found(world, OutOfReach), found(world, Drifting), found(world, Timed)[:1]]  # what is said comes first
     return {cause for each in several for _, _, cause, _ in each or [(0, "", "silent", 0)]}
+
+
+def test_what_is_another_one_at_times_is_tried_more_than_once() -> None:
+    model = Timed()
+    check = TrainStep(model, F.cross_entropy, torch.optim.SGD(model.parameters(), 0.1)).check
+    before, model.last = check.state(), 1.0
+    for later, cause in ((check.state(), UNREPEATED), (before, "")):
+        others = [before, before, later]
+        assert check.by_time(Finding(0, "state", "last", 1.0), before, others).cause == cause
 
 
 def test_what_is_another_one_each_time_does_not_pass_as_rounding() -> None:
@@ -1193,8 +1203,21 @@ class Prototypes(Net):
         return torch.tanh(self.second(x - sum(self.bank) / max(1, len(self.bank))))
 
 
-def test_what_an_evaluation_moves_is_said_where_the_next_step_follows_it() -> None:
-    model, said = Prototypes(), list[tuple[int, str, str]]()
+class Shown(Net):
+    """Keeps what it shows of any batch, and writes into a parameter in training: both follow no samples."""
+
+    def begin(self) -> None:
+        self.slow = nn.Parameter(torch.ones(()), requires_grad=False)
+
+    def middle(self, x: Tensor) -> Tensor:
+        self.shown = x.detach()
+        self.slow.mul_(0.9 if self.training else 1)
+        return torch.tanh(self.second(x)) * (1 + self.slow)
+
+
+@pytest.mark.parametrize("make", [Prototypes, Shown])
+def test_what_an_evaluation_moves_is_said_where_the_next_step_follows_it(make: type[Net]) -> None:
+    model, said = make(), list[tuple[int, str, str]]()
     step = TrainStep(model, F.cross_entropy, torch.optim.SGD(model.parameters(), 0.1))
     step.check.report = lambda finding, _: said.append((finding.step, finding.what, finding.place))
     for t in range(12):
@@ -1203,7 +1226,7 @@ def test_what_an_evaluation_moves_is_said_where_the_next_step_follows_it() -> No
             with note_evaluation(model, World.single()):
                 model.eval()(batch.images)
             model.train()
-    assert said == [(5, "state", "bank")]
+    assert said == ([(5, "state", "bank")] if make is Prototypes else [])
     assert step.check.checked == 7, "0, 1, 2, 4 and 8; after the first evaluation, the second and the fourth, before 8"
 
 

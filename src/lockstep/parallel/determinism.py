@@ -57,15 +57,21 @@ def repeatable(slices: int) -> Iterator[None]:
         ) from error
 
 
-COLLECTIVES = ("c10d", "_c10d_functional")  # the namespaces of their operators
+_COLLECTIVES = ("c10d", "_c10d_functional")  # the namespaces of their operators
 
 
-class NoCollectives(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Within, a collective is refused: each process would call it once for each of its own slices."""
+class Collectives(TorchDispatchMode):
+    """Within, it is noted whether a collective is called. `refused`, in exact mode: each process would call it once for
+    each of its own slices."""
+
+    def __init__(self, refused: bool = False) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.refused, self.called = refused, False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """The operator, if it is none."""
-        if func.namespace in COLLECTIVES:
+        """What the operator returns."""
+        self.called |= func.namespace in _COLLECTIVES
+        if self.called and self.refused:
             raise UserError(
                 f"--exact: forward or backward calls a collective, {func.name().rpartition('::')[2].strip('_')}",
                 "Leave it out, or train without --exact: a slice passes through the model by itself.",

@@ -24,7 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 from lockstep.data.order import Shard
 from lockstep.distributed.world import World
 from lockstep.errors import UserError
-from lockstep.parallel.determinism import NoCollectives, configure, own_storage, repeatable
+from lockstep.parallel.determinism import Collectives, configure, own_storage, repeatable
 from lockstep.parallel.fixed_point import ZERO, Bucket, buckets_of, largest, scales, to_fixed
 from lockstep.parallel.hidden_state import LENGTH, HiddenState, differing
 from lockstep.parallel.module_state import Places, as_real, copy_from_first, unequal
@@ -309,7 +309,7 @@ class ExactSync(GradientSync):
         """Around a slice's passes: name what can't be repeated, or a parameter that forward changes."""
         versions = [(p._version, p.data_ptr()) for p in module.parameters()]
         values = [p.detach().clone() for p in module.parameters()] if self.overlap is None else []
-        alone = NoCollectives() if self.overlap is None else nullcontext()  # type: ignore[no-untyped-call]
+        alone = Collectives(refused=True) if self.overlap is None else nullcontext()
         with repeatable(self.slices), alone:
             yield
         same = [v == (p._version, p.data_ptr()) for v, p in zip(versions, module.parameters(), strict=True)]

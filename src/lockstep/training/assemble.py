@@ -298,9 +298,9 @@ def _not_compared(config: Config, world: World) -> list[str]:
     ]
 
 
-def _share_state(model: nn.Module, world: World, moving: Sequence[str]) -> None:
-    """Make rank 0's states of the generators that a model holds everyone's, as its weights are, and what else moves."""
-    state = HiddenState({"": model})
+def _share_state(held: nn.Module | torch.optim.Optimizer, world: World, moving: Sequence[str] = ()) -> None:
+    """Make rank 0's states of the generators that it holds everyone's, as its weights are, and what else moves."""
+    state = HiddenState({"": held})
     stems = {name.partition("[")[0] for name in moving}  # a list's elements go together: some are alike by chance
     names = sorted(state.generators | {name for name in state.values if name.partition("[")[0] in stems})
     theirs = world.gather({name: packed(state.values[name]) for name in names})[0]
@@ -371,6 +371,7 @@ def assemble(config: Config, world: World, dtype: torch.dtype | None = None) -> 
         model.compile(mode=config.model.compile_mode)
     seed_everything(stream(config.seed, "optimizer"))
     optimizer = optimizers.build(model, optim, config.lr)
+    _share_state(optimizer, world)
     loss, notes = loss_of(optim, train)
     step = TrainStep(
         module,

@@ -11,12 +11,12 @@ from torch import Tensor
 from lockstep.data.loaders import Batch
 from lockstep.data.order import Shard
 from lockstep.distributed.world import pretended_process, pretended_rank
-from lockstep.parallel.determinism import NoCollectives
+from lockstep.parallel.determinism import Collectives
 from lockstep.parallel.hidden_state import LENGTH, HiddenState, differing, is_of_the_process, same
 from lockstep.parallel.module_state import replaced
 from lockstep.training.batch_rows import exchange
-from lockstep.training.find_cause import AGAIN, ELSEWHERE
-from lockstep.training.outcomes import HELD, UNREPEATED, Finding, Outcome
+from lockstep.training.find_cause import ELSEWHERE
+from lockstep.training.outcomes import AGAIN, HELD, UNREPEATED, Finding, Outcome
 from lockstep.training.step_passes import StepPasses
 
 
@@ -33,7 +33,7 @@ def compare_slices(check: StepPasses, batch: Batch, actual: Outcome) -> list[Fin
             return [Finding(batch.step, "generator", name, math.inf, HELD)]
     if (before := check.evaluated) is not None:
         after = _taken(check, batch, apart=False, start=lambda: [*map(HiddenState.restore, (check.start, before))])
-        names = check.kept_otherwise(check.start, before) if check.other_bits(actual.gradients, after) else []
+        names = check.left_by_evaluation(check.start) if check.other_bits(actual.gradients, after) else []
         if name := _first(check, *names):
             return [Finding(batch.step, "bits", name, 0.0, "a slice follows what one process evaluated")]
     elsewhere = _rotated(check, batch) if check.ranks > 1 else batch
@@ -103,5 +103,5 @@ def _rotated(check: StepPasses, batch: Batch) -> Batch:
 def _refuse_collectives(check: StepPasses, batch: Batch) -> None:
     """Raise UserError for a model that calls a collective where it finds itself one of two, as exact mode does."""
     # no backward pass: the slices' hooks would take its gradients
-    with check.by_itself(0, 2), NoCollectives():  # type: ignore[no-untyped-call]
+    with check.by_itself(0, 2), Collectives(refused=True):
         check.bare(batch.images[: batch.shards[0].size])

@@ -25,10 +25,9 @@ from lockstep.parallel.hidden_state import HiddenState
 from lockstep.parallel.module_state import replaced
 from lockstep.rng.draws import current
 from lockstep.training.batch_rows import cut
-from lockstep.training.outcomes import UNREPEATED, Outcome, with_slopes
+from lockstep.training.outcomes import AGAIN, UNREPEATED, Outcome, with_slopes
 from lockstep.training.step_passes import StepPasses
 
-AGAIN = 8  # passes: what is decided by a coin comes to the same in one of two, and then another cause is named
 ELSEWHERE = "something else on another process: by rank or id, threads, environment or time"
 _NUMPY, _PYTHON, _TORCH = "numpy's generator", "Python's generator", "torch's generator"
 

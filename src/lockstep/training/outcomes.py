@@ -19,6 +19,7 @@ _ROW = 4096  # elements whose squares float32 adds up without a loss that matter
 # the first is said: a pass fails, bits in exact mode, ...; before gradients, state that each process moves by itself,
 # which shows on one process as well, where gradients are those of the whole batch
 KINDS = ("pass", "batch", "bits", "types", "generator", "state", "gradient", "loss", "buffer", "update")
+AGAIN = 8  # passes: what is decided by a coin comes to the same in one of two, and then another cause is named
 UNREPEATED = "the same pass gives something else the second time: what moves is out of reach (a file, a clock, ...)"
 HELD = "a generator that the model holds, whose draws are not keyed by sample"
 

@@ -43,7 +43,7 @@ from lockstep.parallel.module_state import as_real, replaced
 from lockstep.training.batch_rows import Rows, all_rows, cut, exchange, micro_batches, moved_boundaries
 from lockstep.training.exact_check import compare_slices
 from lockstep.training.find_cause import ELSEWHERE, find_cause
-from lockstep.training.outcomes import KINDS, Finding, Outcome, following, moved_apart, norms_of, with_slopes
+from lockstep.training.outcomes import AGAIN, KINDS, Finding, Outcome, following, moved_apart, norms_of, with_slopes
 from lockstep.training.step_passes import NOISE, TRIES, Step, StepPasses, comparing, named, uncollected
 from lockstep.training.update_check import follows, held, trials
 
@@ -370,12 +370,12 @@ class SelfCheck(StepPasses):
             # its places first: they don't follow what rounding hides
             found = [*self.compared_in_full(batch, partial(self._passed, own, given, None), take), *found]
 
-        @cache
-        def again(seed: int | None) -> list[States]:
+        def once_more(seed: int | None = None) -> list[States]:
             found: list[States] = [[] for _ in batch.shards]
             self._passed(shares, given, found, seed)
             return found
 
+        again = cache(once_more)
         others = self.of_loss() if self.step.whole_batch else set()  # which is called for the whole batch on any N
         for i, each in enumerate(states):
             after = self._before[i + 1] if i + 1 < len(self._before) else actual.state
@@ -387,7 +387,8 @@ class SelfCheck(StepPasses):
                 if names := [name for name in names if name not in others]:
                     left = self.matters(batch, names, after, state)
                     if left and left[0].what not in self._reported:
-                        found += self.by_time(left, state, again(None)[i][k][1])
+                        later = (once_more()[i][k][1] for _ in range(AGAIN))
+                        found.append(self.by_time(left[0], state, later))
                     break
         for path, size in (self._notes.momenta if given and self._notes is not None else {}).items():
             found.append(Finding(batch.step, "buffer", f"{path}.running_mean".lstrip("."), size, _OTHERWISE))

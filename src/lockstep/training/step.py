@@ -138,25 +138,27 @@ def require_planned(draws: Draws, model: nn.Module, images: Tensor) -> None:
         ) from refused
 
 
-def refusal_of(error: Exception, shard: Shard, alone: bool) -> UserError | None:
+def refusal_of(error: Exception, shard: Shard, count: int, alone: bool) -> UserError | None:
     """The sentence for an error of a pass that comes of how few samples a shard has, or where a step is taken, or None.
 
-    `alone`: no other process takes part in the pass. Else a RuntimeError may be that of a collective.
+    `count`: samples of the global batch. `alone`: no other process takes part in the pass. Else a RuntimeError may be
+    that of a collective.
     """
     if "once_differentiable" in str(error):  # a gradient's gradient through batch norm, whatever the samples
         return None
     if "does not require grad" in str(error) and not torch.is_grad_enabled():
         return UserError("no loss has a gradient under torch.no_grad()", "Take the step outside of it.")
     others = (UserError, torch.OutOfMemoryError) if alone else (UserError, RuntimeError)
-    if shard.size == 1 < shard.members and not isinstance(error, others):
+    single = isinstance(error, ValueError) and "more than 1 value per channel" in str(error)
+    if shard.size == 1 < (shard.members if single else count) and not isinstance(error, others):
         return UserError(
-            f"the model takes no single sample, which a process may have of a short batch: {last_line(error)}",
+            f"the model takes no single sample, which a part of a short batch may be: {last_line(error)}",
             "Take the whole batch's statistics: nn.BatchNorm in place of torch.nn.functional's, no --batch-norm local."
-            if "more than 1 value per channel" in str(error)
-            else "Keep the batch dimension in forward, by flatten(1) or squeeze(-1), or see that each process has two: "
+            if single
+            else "Keep the batch dimension in forward, by flatten(1) or squeeze(-1), or see that each part has two: "
             "by --drop-last and a larger --batch-size. Then --law off tries none beforehand.",
         )
-    if isinstance(error, ValueError) and "more than 1 value per channel" in str(error):
+    if single:
         return UserError(
             "batch norm has a single value for a channel, which has no spread",
             "Leave the short last batch out by --drop-last, or choose another --batch-size, or other SAMPLES of "
@@ -503,7 +505,7 @@ class TrainStep:
                             require_planned(self.draws, model, some)
                     found = self._pass(model, some, theirs, shard, batch.count)
             except Exception as error:
-                refusal = refusal_of(error, shard, alone=self.model is self.bare)
+                refusal = refusal_of(error, shard, batch.count, alone=self.model is self.bare)
                 if refusal is None and not self.apart:
                     refusal = misfit_of(error, batch.step, batch.all_ids[shard.rows], unwrap(model))
                 if refusal is not None:

@@ -7,7 +7,7 @@ part of all gradients. How much of that is rounding depends on the type in which
 import gc
 import math
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
@@ -412,8 +412,14 @@ class StepPasses:
         """Whether a step follows what the evaluation before it has moved, by the samples of one process."""
         if self.evaluated is None or self.step.sync.exact or is_sharded(self.bare):  # these are not taken alone
             return []
-        names = self.kept_otherwise(now, self.evaluated)
+        names = self.left_by_evaluation(now)
         return self.matters(batch, names, now, self.evaluated) if names else []
+
+    def left_by_evaluation(self, now: HiddenState) -> list[str]:
+        """What the evaluation before this step has moved, of the model; parameters and the loss it leaves alone."""
+        others = self.step.named.keys() | self.of_loss()
+        before = [] if self.evaluated is None else self.kept_otherwise(now, self.evaluated)
+        return [name for name in before if name not in others]
 
     def matters(self, batch: Batch, names: list[str], here: HiddenState, there: HiddenState) -> list[Finding]:
         """Whether the next pass gives something else from one state than from the other, whose buffers are the same."""
@@ -429,6 +435,7 @@ class StepPasses:
         for frozen in (False, True) if norms else (False,):  # a shift that is every sample's is lost in a batch norm
             outcomes = []  # with the draws of another step, which a cache of drawn masks would keep from coming
             for state in (here, there):
+                here.restore()  # what it has alone, as parameters that forward writes into, is the same before each
                 state.restore()
                 for name in {name for name, _ in self.bare.named_buffers()} & here.values.keys():
                     state.give(name, here.values[name])
@@ -443,10 +450,10 @@ class StepPasses:
             return []
         return [Finding(batch.step, "state", named(names[0]), largest, follows)]
 
-    def by_time(self, found: list[Finding], state: HiddenState, again: HiddenState) -> list[Finding]:
-        """What was found in the state that a part left, with time as the cause where it leaves another one the next."""
-        moved = {named(name) for name in self.kept_otherwise(state, again)}
-        return [replace(each, cause=UNREPEATED) if each.place in moved else each for each in found]
+    def by_time(self, found: Finding, state: HiddenState, others: Iterable[HiddenState]) -> Finding:
+        """What was found in the state that a part left, time its cause where it leaves another one by and by."""
+        moves = any(found.place in map(named, self.kept_otherwise(state, other)) for other in others)
+        return replace(found, cause=UNREPEATED) if moves else found
 
     def ranges(self, batch: Batch) -> list[list[tuple[int, int]]]:
         """[ranks][shards] (start, stop): each rank's rows of the global batch."""

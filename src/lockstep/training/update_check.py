@@ -9,12 +9,11 @@ from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from lockstep.checkpoint.carried import with_inner
 from lockstep.monitoring import desync
-from lockstep.parallel.determinism import COLLECTIVES
+from lockstep.parallel.determinism import Collectives
 from lockstep.parallel.fsdp import is_part
 from lockstep.parallel.hidden_state import HiddenState, digest, put_back
 from lockstep.parallel.module_state import driven
@@ -37,20 +36,10 @@ def held(step: Step) -> dict[str, Any]:
     }
 
 
-class _Collectives(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Within, it is noted whether a collective is called."""
-
-    called = False
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.called |= func.namespace in COLLECTIVES
-        return func(*args, **(kwargs or {}))
-
-
 def trials(passes: StepPasses, update: Callable[[], object]) -> list[dict[str, Any]]:
     """What each of two ranks holds after the update, and a process alone, if the update asks no other rank; nothing of
     it is left."""
-    found, collectives = list[dict[str, Any]](), _Collectives()  # type: ignore[no-untyped-call]
+    found, collectives = list[dict[str, Any]](), Collectives()
     for rank, ranks in ((0, 2), (1, 2), (0, 0)):
         if collectives.called and not ranks:
             break
