@@ -38,12 +38,12 @@ MAX_FLOORS, MAX_ROOMS, MAX_ARROWS = 10, 16, 60  # a room: a folder or file right
 MAX_FILE, MAX_FUNCTION, SMALL_FILE, MAX_SMALL_FILES = 600, 60, 60, 40
 # How many lines a part of the source may have. A change that needs more raises its number here, so that review sees it.
 BUDGETS = {
-    "config": (1753, "config"),
+    "config": (1754, "config"),
     "data": (5081, "data"),
-    "training": (5855, "training"),
+    "training": (5863, "training"),
     "gradients and draws": (4008, "parallel rng"),
-    "processes": (2985, "distributed"),
-    "state and monitoring": (3582, "checkpoint monitoring"),
+    "processes": (2990, "distributed"),
+    "state and monitoring": (3590, "checkpoint monitoring"),
     "models and their use": (1723, "models inference cli errors randomness __init__ __main__"),
     "audit": (4499, "commands/audit"),
     "reproduce": (2294, "commands/reproduce"),
@@ -52,11 +52,11 @@ BUDGETS = {
         "commands/compare commands/tune commands/sweep commands/lr_find commands/forecast commands/measuring",
     ),
     "verify, chaos": (1203, "commands/verify commands/chaos"),
-    "looking at runs": (1267, "commands/report commands/runs commands/watch commands/diff"),
+    "looking at runs": (1273, "commands/report commands/runs commands/watch commands/diff"),
     "machines": (1090, "commands/doctor commands/launch_script"),
     "everyday commands": (1468, "commands"),  # all others
 }
-MAX_LINES, MAX_FILES = 38_296, 260
+MAX_LINES, MAX_FILES = 38_324, 260
 
 
 def module_name(path: Path) -> str:

@@ -94,3 +94,5 @@ def test_what_is_there_is_not_overwritten(tmp_path: Path, capsys: Any, monkeypat
     monkeypatch.chdir(tmp_path)
     Path("lr-find.json").touch()
     assert "lr-find.json" in said(capsys, "lr-find", "digits", code=2)[1]
+    for words in (("lr-find", "digits", "--file"), ("report", ".", "--out")):
+        assert "there is no folder no to write x.png into" in said(capsys, *words, "no/x.png", code=2)[1]

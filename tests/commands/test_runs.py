@@ -28,6 +28,14 @@ def said(capsys: pytest.CaptureFixture[str], *line: str, code: int = 0) -> str:
     return err or out
 
 
+def test_a_journal_of_which_nothing_is_left_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(tmp_path / "a", records())
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "journal.jsonl").write_text('{"kind": "run", "ti')
+    out, err = inprocess.said(capsys, "runs", str(tmp_path))
+    assert (names(out), err) == (["a"], f"1 journal(s) hold nothing that can be read: {tmp_path / 'b'}\n")
+
+
 @pytest.fixture
 def five(tmp_path: Path) -> Path:
     runs = tmp_path / "runs"

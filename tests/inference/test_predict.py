@@ -211,6 +211,7 @@ def test_the_command_writes_tables_csv_and_json_and_sorts(
         (["{run}", "{run}/data", "--sort-into", "{run}/weights/best.safetensors"], "best.safetensors is no folder"),
         (["{code}", "{run}/data"], "names code that this would run: model os:getcwd"),
         (["{bare}", "{run}/data"], "does not say what model it is for: model, classes"),
+        (["{half}", "{run}/data"], "half.safetensors is damaged or not a safetensors file"),
     ],
 )
 def test_what_can_not_be_answered_is_refused_in_a_sentence(
@@ -222,7 +223,8 @@ def test_what_can_not_be_answered_is_refused_in_a_sentence(
     save_file(tensors, tmp_path / "code.safetensors", note | {"model": "os:getcwd"})
     save_file(tensors, tmp_path / "bare.safetensors")
     places = {"run": trained, "empty": tmp_path / "empty"}
-    places |= {name: tmp_path / f"{name}.safetensors" for name in ("code", "bare")}
+    (tmp_path / "half.safetensors").write_bytes(source.read_bytes()[:999])
+    places |= {name: tmp_path / f"{name}.safetensors" for name in ("code", "bare", "half")}
     _, err = said(capsys, "predict", *(argument.format(**places) for argument in arguments), code=2)
     assert sentence.format(**places) in err
 

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lockstep.config import OptimConfig
 from lockstep.data.loaders import Batch
 from lockstep.data.order import micro_batches, slices
 from lockstep.distributed.world import World
@@ -19,7 +20,8 @@ from lockstep.errors import UserError
 from lockstep.parallel.exact import ExactSync
 from lockstep.parallel.fsdp import whole
 from lockstep.parallel.strategy import parallelize
-from lockstep.training.losses import cross_entropy, require_mean, terms_of
+from lockstep.training.assemble import loaders
+from lockstep.training.losses import cross_entropy, loss_of, require_mean, terms_of
 from lockstep.training.step import TrainStep
 from tests.ranks import alone, run_ranks
 
@@ -181,6 +183,15 @@ def test_what_can_not_be_a_loss_is_named() -> None:
         trained(SINGLE, lambda o, y: 0.5)
     with pytest.raises(UserError, match="the model returned a list of 2, and the loss takes one tensor"):
         cross_entropy(0.0)([torch.zeros(1, 2), torch.zeros(1, 2)], torch.zeros(1, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("optim", [OptimConfig(), OptimConfig(loss="focal")])
+def test_more_outputs_than_classes_are_refused_at_the_first_step(optim: OptimConfig) -> None:
+    train, _ = loaders("digits", SINGLE, batch_size=4)
+    loss, _ = loss_of(optim, train)
+    loss(torch.zeros(4, 10), torch.arange(4))
+    with pytest.raises(UserError, match="the model has 11 outputs, and the training set 10 classes"):
+        loss(torch.zeros(4, 11), torch.arange(4))
 
 
 def test_what_no_step_can_be_taken_with_is_named() -> None:

@@ -1231,12 +1231,18 @@ def test_what_an_evaluation_moves_is_said_where_the_next_step_follows_it(make: t
 
 
 class Carries(nn.Linear):
-    """Evaluates a batch by the one before it, or counts them alone."""
+    """Evaluates a batch by the one before it, or keeps it alone. Of its buffer each batch finds what the first did."""
 
     last, follows = torch.zeros(()), True
+    batches: Tensor
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(inputs, outputs)
+        self.register_buffer("batches", torch.zeros(()))
 
     def forward(self, x: Tensor) -> Tensor:
-        y = super().forward(x.flatten(1)) * (1 + self.last * self.follows)
+        self.batches += 1
+        y = super().forward(x.flatten(1)) * (self.batches + self.last * self.follows)
         self.last = y.mean().detach()
         return y
 

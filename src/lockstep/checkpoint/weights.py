@@ -4,7 +4,8 @@ import dataclasses
 import hashlib
 import json
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
@@ -87,14 +88,20 @@ def read(path: str | Path, ours: bool = False) -> dict[str, Tensor]:
     if not Path(path).exists():
         raise UserError(f"no weights at {path}", "Check the path; a run leaves its weights in its own folder.")
     require_plain(Path(path), NAME_A_FILE)
-    try:
+    with _named(path):
         tensors, metadata = read_tensors(Path(path))
         if (ours or _SEAL in metadata) and metadata.get(_SEAL) != _seal(tensors, metadata):
             raise Damaged("its contents are not those that it was written with")
-    except (OSError, Damaged) as error:
-        remedy = "Take another checkpoint, or export or download the file again."
-        raise UserError(f"{path} is damaged or not a safetensors file: {reason(error)}", remedy) from error
     return tensors
+
+
+@contextmanager
+def _named(path: str | Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, Damaged) as error:
+        remedy = "Take another checkpoint, or export or download the file again, as safetensors or onnx."
+        raise UserError(f"{path} is damaged or not a safetensors file: {reason(error)}", remedy) from error
 
 
 def read_metadata(path: str | Path) -> dict[str, str]:
@@ -233,8 +240,9 @@ class Card:
 
     @classmethod
     def read(cls, path: str | Path) -> "Card":
-        """The card in a weights file. Raises UserError where it has none, or a damaged one."""
-        return cls.from_metadata(read_metadata(path), str(path))
+        """The card in a weights file. Raises UserError where that is damaged, or has none, or a damaged one."""
+        with _named(path):
+            return cls.from_metadata(read_tensors(Path(path))[1], str(path))
 
     @classmethod
     def from_metadata(cls, metadata: dict[str, str], where: str) -> "Card":

@@ -14,7 +14,7 @@ from lockstep.commands.measuring import endless_steps, require_one_machine
 from lockstep.commands.shared.arguments import launched, planned
 from lockstep.config import Config
 from lockstep.config.fields import check_fields, require
-from lockstep.distributed.files import whole_file, write_json
+from lockstep.distributed.files import new_file, whole_file, write_json
 
 if TYPE_CHECKING:
     from lockstep.distributed.world import World
@@ -56,7 +56,7 @@ def main(args: list[str]) -> int:
     from lockstep.training.run_folder import check
 
     for path in (Path(plan.file), Path(plan.file).with_suffix(".json")):
-        require(not path.exists(), f"{path} exists already", "Name another file with --file, or remove that one.")
+        new_file(str(path), "--file")
     check(plan.config)
     return launched(find, plan, execution=plan.config.execution)
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -84,6 +85,9 @@ def main(args: list[str]) -> int:
     now = time.time()
     folders = dict.fromkeys(folder for top in tops for folder in run_folders(top))
     found = [run for folder in folders if (run := summarize(folder, now)) is not None]
+    unread = [shown(str(folder)) for folder in folders if folder not in {run.folder for run in found}]
+    if unread:
+        print(f"{len(unread)} journal(s) hold nothing that can be read: {', '.join(unread)}", file=sys.stderr)
     runs = chosen.ordered([run for run in found if chosen.wants(run)])
     if chosen.limit:
         runs = runs[: chosen.limit]

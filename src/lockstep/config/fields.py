@@ -136,7 +136,8 @@ class Flag:
     def _refused(self, value: Any) -> UserError:
         if self.kind is None and isinstance(value, str):
             error = unknown(self.name[2:], value, self.choices)
-            return UserError(error.message, f"{error.remedy} {self.name} takes {', '.join(self.choices)}.".strip())
+            near = "" if error.remedy.startswith("Known:") else error.remedy  # which would be the same list
+            return UserError(error.message, f"{near} {self.name} takes {', '.join(self.choices)}.".strip())
         takes = " or ".join(filter(None, [self.takes or _NOUNS.get(self.kind or str, ""), *self.choices]))
         shown = value if isinstance(value, str) and value and value.isprintable() else repr(value)
         return UserError(f"{self.name} {shown} is not {takes}", f"Give {takes}.")

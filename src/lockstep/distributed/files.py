@@ -53,9 +53,14 @@ def new_file(text: str, flag: str) -> Path:
     path = named(text)
     if os.path.lexists(path):
         raise UserError(f"{path} exists already", f"Name another file with {flag}, or remove that one.")
+    require_folder(path)
+    return path
+
+
+def require_folder(path: Path) -> None:
+    """Raise UserError where a file that is to be written would have no folder; looked at before the work."""
     if not path.parent.is_dir():
         raise UserError(f"there is no folder {path.parent} to write {path.name} into", "Make it, or name another one.")
-    return path
 
 
 def fsync(path: Path) -> None:

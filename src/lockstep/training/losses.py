@@ -91,11 +91,11 @@ def _any(loss: Loss, outputs: Any, labels: Tensor) -> Terms:
     return (value if value.ndim == 0 else value.mean()), None
 
 
-def cross_entropy(label_smoothing: float) -> Loss:
-    """The usual loss of the command line's runs, of class numbers or soft labels."""
+def cross_entropy(label_smoothing: float, classes: int = 0) -> Loss:
+    """The usual loss of the command line's runs, of class numbers or soft labels; `classes`: see `require_logits`."""
 
     def loss(outputs: Any, labels: Tensor) -> Tensor:
-        outputs = require_logits(outputs)
+        outputs = require_logits(outputs, classes)
         if labels.is_floating_point():  # of each class a probability; outputs may be of half precision
             wide = torch.promote_types(outputs.dtype, labels.dtype)
             outputs, labels = outputs.to(wide), labels.to(wide)
@@ -104,9 +104,14 @@ def cross_entropy(label_smoothing: float) -> Loss:
     return loss
 
 
-def require_logits(outputs: Any) -> Tensor:
-    """A model's outputs; raises UserError where they are anything but one tensor."""
+def require_logits(outputs: Any, classes: int = 0) -> Tensor:
+    """A model's outputs; raises UserError where they are anything but one tensor, or more than the set's classes."""
     if isinstance(outputs, Tensor):
+        if 0 < classes < outputs.shape[-1]:
+            raise UserError(
+                f"the model has {outputs.shape[-1]} outputs, and the training set {classes} classes",
+                "Give its last layer as many: a factory gets num_classes. A Dataset may name more by its `classes`.",
+            )
         return outputs
     several = f" of {len(outputs)}" if isinstance(outputs, tuple | list) else ""
     raise UserError(
@@ -166,6 +171,7 @@ class ClassLoss:
         smoothing: of labels: so much of a label is shared out over all classes.
         weights: float64 [classes], of a sample by its class; a soft label's are those of its classes, by their parts.
         sets: bool [sets, classes] where a label means several classes, as `label_sets.table_on` gives it.
+        classes: of the training set, if known: more outputs are refused.
     """
 
     kind: str
@@ -173,10 +179,11 @@ class ClassLoss:
     smoothing: float = 0.0
     weights: Tensor | None = None
     sets: Tensor | None = None
+    classes: int = 0
 
     def __call__(self, outputs: Any, labels: Tensor) -> Tensor | tuple[Tensor, Tensor]:
         """The mean over the samples, or with weights a numerator and a denominator."""
-        logits = require_logits(outputs)
+        logits = require_logits(outputs, self.classes)
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         classes = logits.shape[1]
         soft = labels if labels.is_floating_point() else members(labels, classes, self.sets)
@@ -231,20 +238,20 @@ def class_weights(text: str, labels: np.ndarray, classes: Sequence[str]) -> np.n
 def loss_of(optim: OptimConfig, train: TrainLoader) -> tuple[Loss, list[str]]:
     """The loss that a config asks for on a training set, and what is to be said of it at the run's start."""
     kind, _, gamma = optim.loss.partition(":")
-    sets = table_on(train.images, train.world.device)
+    sets, classes = table_on(train.images, train.world.device), len(train.images.classes)
     if sets is not None and kind != "bce":
         raise UserError(
             f"the pictures of {train.images.name} have several labels each, and --loss {optim.loss} takes one",
             "Use --loss bce: each class against all others.",
         )
     if kind == "cross-entropy" and optim.class_weights == "none":
-        return cross_entropy(optim.label_smoothing), []
+        return cross_entropy(optim.label_smoothing, classes), []
     weights, images, used = None, train.images, train.order.members()
     if optim.class_weights != "none":
         labels = labels_of(images, f"--class-weights {optim.class_weights}")
         weights = class_weights(optim.class_weights, labels if used is None else labels[used], images.classes)
     table = None if weights is None else torch.from_numpy(weights).to(train.world.device)
-    loss = ClassLoss(kind, float(gamma or 2), optim.label_smoothing, table, sets)
+    loss = ClassLoss(kind, float(gamma or 2), optim.label_smoothing, table, sets, classes)
     return loss, [] if weights is None else [_told(weights, images.classes)]
 
 

@@ -49,8 +49,10 @@ def main(args: list[str]) -> int:
     if chosen.pictures:  # this imports torch
         refuse_launched("report")
     from lockstep.commands.report.page import as_data, html, load_runs
-    from lockstep.distributed.files import write_text
+    from lockstep.distributed.files import require_folder, write_text
 
+    for given in filter(None, (chosen.out, chosen.json)):
+        require_folder(Path(given))
     runs = load_runs(names)
     for run in runs if chosen.pictures else ():
         run.mistakes = _mistakes(run.folder, chosen, chosen.mistakes // len(runs))
