@@ -387,8 +387,7 @@ class SelfCheck(StepPasses):
                 if names := [name for name in names if name not in others]:
                     left = self.matters(batch, names, after, state)
                     if left and left[0].what not in self._reported:
-                        later = (once_more()[i][k][1] for _ in range(AGAIN))
-                        found.append(self.by_time(left[0], state, later))
+                        found.append(self.by_time(left[0], state, (once_more()[i][k][1] for _ in range(AGAIN))))
                     break
         for path, size in (self._notes.momenta if given and self._notes is not None else {}).items():
             found.append(Finding(batch.step, "buffer", f"{path}.running_mean".lstrip("."), size, _OTHERWISE))
