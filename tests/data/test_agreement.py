@@ -165,6 +165,11 @@ class Reading(Numbered):
     def __init__(self, how: str, labelled_by: int = 0) -> None:
         super().__init__(np.random.default_rng(labelled_by).integers(3, size=30).tolist())
         self.how, self.generator, self.cache = how, np.random.default_rng(0), dict[int, float]()
+        self.pythons = random.Random()
+
+    def seeded(self, index: int) -> random.Random:
+        self.pythons.seed(index)
+        return self.pythons
 
     def __getitem__(self, index: int) -> tuple[Tensor, Any]:
         image, label = super().__getitem__(index)
@@ -172,6 +177,10 @@ class Reading(Numbered):
         match self.how:
             case "keyed":
                 return image + np.random.rand() + random.random() + torch.rand(()), label
+            case "own generator of each sample's":
+                return image + random.Random(index).random() + self.seeded(index).random(), label
+            case "own generator for a rare sample":
+                return image + (self.generator.random() < 1e-9), label
             case "own generator":
                 return image + (index == 2) * self.generator.normal(), label
             case "cache of draws":
@@ -192,9 +201,10 @@ def reported(world: World) -> tuple[dict[str, list[str]], dict[str, str], list[s
     """What is said of sets that are read otherwise, and of factories."""
     said, refused = {}, {}
     laws: dict[str, Law] = {"strict": "strict"}
-    for how in ("keyed", "own generator", "cache of draws", "labels", "process", "rank"):
-        said[how] = list[str]()
-        load_data(Config(data=DataConfig(dataset="own")), world, (Reading(how), Reading("keyed")), said[how].append)
+    several = ("own generator", "cache of draws", "labels", "process", "rank", "own generator for a rare sample")
+    for how in ("keyed", "own generator of each sample's", *several):
+        said[how], own = list[str](), Subset(Reading(how), range(30))
+        load_data(Config(data=DataConfig(dataset="own")), world, (own, Reading("keyed")), said[how].append)
     for name, given in (
         ("by_process", by_process),
         ("by_process_in_arrays", by_process_in_arrays),
@@ -217,6 +227,11 @@ def test_what_is_not_the_same_in_every_process_is_said_on_any_number_of_them(wor
     alone, first, second = (rank["reported"] for rank in worlds)
     assert alone[0] == first[0] == second[0]
     assert not alone[0].pop("keyed")
+    assert not alone[0].pop("own generator of each sample's")
+    assert (
+        "own/train draws from a generator that goes on from sample to"
+        in alone[0].pop("own generator for a rare sample")[0]
+    )
     for how, (sentence,) in alone[0].items():
         assert "own/train depends on " in sentence
         assert ("on the process that reads it" in sentence) == (how == "process")

@@ -20,6 +20,7 @@ from lockstep.data.picture_set import PictureSet
 from lockstep.distributed import loader_workers, warm
 from lockstep.distributed.world import World, pretended_rank
 from lockstep.errors import UserError
+from lockstep.parallel.hidden_state import HiddenState, differing, generators_in
 from lockstep.randomness import stream
 
 _PROBES = 32  # samples of a Dataset that are compared over the processes: it may take a decoded image each
@@ -148,31 +149,41 @@ def _unsteady(images: ImageSet, what: str, epochs: tuple[int | None, ...]) -> st
     forwards, backwards = partial(_read, images, ids, epochs), partial(_read, images, ids[::-1].copy(), epochs[::-1])
     try:
         tasks = [partial(forwards, 0, 0), partial(backwards, 1, 2)]
-        first, second = map(loader_workers.result, map(loader_workers.begin, tasks))
+        (first, draws), (second, _) = map(loader_workers.result, map(loader_workers.begin, tasks))
     except Exception:  # no other process can read it; what is wrong with a sample is said where it is used
         return ""
     place = _other(first, [part[::-1] for part in second[::-1]])
+    remedy = "Draw by torch's, numpy's or Python's own functions, whose generators are seeded for each sample"
+    differ = f"{what} will differ with the number of processes"
+    if place is None and draws:  # what is drawn may decide on one sample of a thousand
+        return f"{differ}: {images.name} draws from a generator that goes on from sample to sample. {remedy}"
     if place is None:
         return ""
-    again, of_two = map(loader_workers.result, map(loader_workers.begin, [tasks[0], partial(forwards, 1, 2)]))
+    tasks = [tasks[0], partial(forwards, 1, 2)]
+    (again, _), (of_two, _) = map(loader_workers.result, map(loader_workers.begin, tasks))
     cause = "depends on what was read before it, as by a generator, a counter or a cache of the Dataset's own"
-    remedy = "Draw by torch's, numpy's or Python's own functions, whose generators are seeded for each sample"
     if _other(first, again) is not None:
         cause = "depends on the process that reads it, or on the time"
     elif _other(first, of_two) is not None:
         cause = "depends on the rank of the process that reads it, or on their number"
         remedy = "Let __getitem__ give the same, whoever reads it"
-    return f"{what} will differ with the number of processes: sample {ids[place]} of {images.name} {cause}. {remedy}"
+    return f"{differ}: sample {ids[place]} of {images.name} {cause}. {remedy}"
 
 
-def _read(images: ImageSet, ids: np.ndarray, epochs: Sequence[int | None], rank: int, size: int) -> list[np.ndarray]:
-    """Some samples in each of some epochs, as rows [k, n + 1] of pixels and the label, as rank `rank` of `size`."""
+def _read(
+    images: ImageSet, ids: np.ndarray, epochs: Sequence[int | None], rank: int, size: int
+) -> tuple[list[np.ndarray], bool]:
+    """Some samples in each of some epochs, as rows [k, n + 1] of pixels and the label, as rank `rank` of `size`; and
+    whether the last one, read once more, leaves a generator of the set's elsewhere than the first time."""
     found = []
     with pretended_rank(rank, size):
         for epoch in epochs:
             pixels, labels = images.read(ids, epoch)
             found.append(torch.cat([pixels.double().flatten(1), labels.double().view(-1, 1)], 1).cpu().numpy())
-    return found
+        own = {str(k): each for k, each in enumerate(generators_in(images))}
+        before = HiddenState(own)
+        images.read(ids[-1:], epochs[-1])
+        return found, bool(differing(before, HiddenState(own)))
 
 
 def _other(some: Sequence[np.ndarray], others: Sequence[np.ndarray]) -> int | None:
