@@ -4,8 +4,11 @@ Sets that the processes have made are compared before a run starts. Of users' ow
 samples each, in other orders. On one process too: what several would stumble on is said there in the same words.
 """
 
+import gc
 import math
+import pickle
 import random
+import types
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -20,7 +23,6 @@ from lockstep.data.picture_set import PictureSet
 from lockstep.distributed import loader_workers, warm
 from lockstep.distributed.world import World, pretended_rank
 from lockstep.errors import UserError
-from lockstep.parallel.hidden_state import HiddenState, differing, generators_in
 from lockstep.randomness import stream
 
 _PROBES = 32  # samples of a Dataset that are compared over the processes: it may take a decoded image each
@@ -180,10 +182,31 @@ def _read(
         for epoch in epochs:
             pixels, labels = images.read(ids, epoch)
             found.append(torch.cat([pixels.double().flatten(1), labels.double().view(-1, 1)], 1).cpu().numpy())
-        own = {str(k): each for k, each in enumerate(generators_in(images))}
-        before = HiddenState(own)
+        before = pickle.dumps(own := _generators_in(images))
         images.read(ids[-1:], epochs[-1])
-        return found, bool(differing(before, HiddenState(own)))
+        return found, pickle.dumps(own) != before
+
+
+_GENERATORS = torch.Generator, random.Random, np.random.RandomState, np.random.Generator, np.random.BitGenerator
+
+
+def _generators_in(value: Any) -> list[Any]:
+    """The random generators that an object reaches, also through libraries' objects; not by a function's globals."""
+    found, seen, rest = [], {id(value)}, [value]
+    while rest:
+        value = rest.pop()
+        if isinstance(value, _GENERATORS):
+            found.append(value)
+            continue
+        if isinstance(value, types.FunctionType):
+            parts = [value.__closure__, value.__defaults__, value.__kwdefaults__]
+        else:
+            parts = [] if isinstance(value, type | types.ModuleType) else gc.get_referents(value)
+        # Python does not track a dict of what it does not track, as numpy's generators
+        new = [p for p in parts if id(p) not in seen and (gc.is_tracked(p) or isinstance(p, (*_GENERATORS, dict)))]
+        seen.update(map(id, new))
+        rest += new
+    return found
 
 
 def _other(some: Sequence[np.ndarray], others: Sequence[np.ndarray]) -> int | None:

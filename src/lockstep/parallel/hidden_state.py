@@ -6,7 +6,6 @@ iterators, files, other processes.
 """
 
 import dis
-import gc
 import hashlib
 import inspect
 import itertools
@@ -392,24 +391,6 @@ def generators_around(frame: types.FrameType | None) -> dict[str, Any]:
             values |= {f"self.{name}": value for name, value in getattr(values.get("self"), "__dict__", {}).items()}
             found |= {name: value for name, value in values.items() if isinstance(value, _RANDOM)}
         frame = frame.f_back
-    return found
-
-
-def generators_in(value: Any) -> list[Any]:
-    """The random generators that an object reaches, also through libraries' objects; not by a function's globals."""
-    found, seen, rest = [], {id(value)}, [value]
-    while rest:
-        value = rest.pop()
-        if isinstance(value, _RANDOM):
-            found.append(value)
-            continue
-        if isinstance(value, types.FunctionType):
-            parts = [value.__closure__, value.__defaults__, value.__kwdefaults__]
-        else:
-            parts = [] if isinstance(value, type | types.ModuleType) else gc.get_referents(value)
-        new = [each for each in parts if id(each) not in seen and (gc.is_tracked(each) or isinstance(each, _RANDOM))]
-        seen.update(map(id, new))
-        rest += new
     return found
 
 
