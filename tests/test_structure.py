@@ -51,12 +51,12 @@ BUDGETS = {
         1488,
         "commands/compare commands/tune commands/sweep commands/lr_find commands/forecast commands/measuring",
     ),
-    "verify, chaos": (1203, "commands/verify commands/chaos"),
+    "verify, chaos": (1218, "commands/verify commands/chaos"),
     "looking at runs": (1273, "commands/report commands/runs commands/watch commands/diff"),
     "machines": (1090, "commands/doctor commands/launch_script"),
     "everyday commands": (1468, "commands"),  # all others
 }
-MAX_LINES, MAX_FILES = 38_357, 260
+MAX_LINES, MAX_FILES = 38_372, 260
 
 
 def module_name(path: Path) -> str:

@@ -198,6 +198,8 @@ def test_what_differs_in_the_varied_run_is_looked_for_one_by_one(nproc: tuple[in
     found = {row.variant.beside(last): row.comparison.holds for row in report.rows[len(nproc) - 1 :]}
     assert [what for what, holds in found.items() if not holds] == [next(iter(found)), "2 thread(s)"]
     assert len(found) == 5
+    causes = [report.cause(row) for row in report.differing()]
+    assert [cause.partition(":")[0] for cause in causes] == ["", "by the number of CPU threads alone"]
 
 
 def test_a_model_that_runs_in_float32_alone_is_judged_by_the_tolerance() -> None:
@@ -325,6 +327,7 @@ def test_a_set_that_two_hash_seeds_put_in_the_same_order_is_found_by_another_one
     assert ended.code == 1, ended.text
     found = re.findall("^(.*) differs: ", ended.out, re.MULTILINE)
     assert [re.sub("[0-9]+ thread.s., ", "", run) for run in found[1:]] == ["N = 2, hash seed 2"], ended.out
+    assert re.findall(r"\n  by how texts hash \(the order of a set\) alone: N = 2, .*hash seed 1 holds\n", ended.out)
 
 
 @pytest.mark.slow

@@ -18,6 +18,10 @@ from lockstep.errors import UserError
 
 _COLOURS = {"equal": "green", "within tolerance": "yellow", "different": "red", "none": "dim"}
 _COLUMN, _MARGIN = 34, 18  # characters
+_THINGS = {
+    "nproc": "the number of processes", "threads": "the number of CPU threads", "workers": "the number of workers",
+    "hash_seed": "how texts hash (the order of a set)", "reordered": "the order in which folders are listed",
+}  # fmt: skip
 
 
 @dataclass
@@ -76,6 +80,15 @@ class Report:
         """True where the mode's claim holds for all that was varied, by the self-check's judgement as well."""
         return not (self.differing() or self.law)
 
+    def cause(self, row: Row) -> str:
+        """The one thing that a run which differs has otherwise than a run that holds; "" where it isn't known."""
+        holding = [self.base, *(other.variant for other in self.rows if other.holds(self.bound))]
+        for other in holding if not self.itself else ():
+            apart = [name for name, value in vars(row.variant).items() if value != getattr(other, name)]
+            if len(apart) == 1:
+                return f"by {_THINGS[apart[0]]} alone: {other.beside(self.base) or 'the first run'} holds"
+        return ""
+
     def varied(self) -> str:
         """What was varied, for the verdict."""
         names = {"nproc": "N =", "threads": "threads", "workers": "workers", "hash_seed": "hash seeds"}
@@ -123,6 +136,8 @@ def print_report(report: Report) -> None:
         console.print(f"{row.variant.beside(report.base)} differs: {row.reason}", style="bold")
         if row.wide is not None and report.bound < row.wide.largest and math.isfinite(row.comparison.largest):
             console.print(f"  in float64 {row.wide.largest:.1e} is left of {row.comparison.largest:.1e}")
+        if cause := report.cause(row):
+            console.print(f"  {cause}")
     if report.itself:
         again = f"the first run, taken again, is another one too: {report.itself}"
         reasons = "by the time, chance, the process's number or what a run left behind, and not by what was varied"
