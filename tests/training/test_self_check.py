@@ -1256,7 +1256,12 @@ def test_what_a_batch_of_an_evaluation_leaves_to_the_next_is_said_where_that_fol
         assert [evaluate(model, val, World.single()).count for _ in range(2)] == [12, 12]
         (once,) = [line for line in capsys.readouterr().err.splitlines() if "metrics will differ" in line] or [""]
         assert ("left in last" in once) == follows
-    _step = TrainStep(model, F.cross_entropy, torch.optim.SGD(model.parameters(), 0.1), law="strict")
+    step = TrainStep(model, F.cross_entropy, torch.optim.SGD(model.parameters(), 0.1))
+    step.own_loop, step.check.report = False, lambda finding, first: said.append((finding.what, finding.place, first))
+    said: list[tuple[str, str, bool]] = []
+    evaluate(Carries(4, CLASSES), val, World.single())  # another one, as its moving average is
+    assert (said, capsys.readouterr().err) == ([("evaluation", "last", True)], "")
+    step.check.law = "strict"
     with pytest.raises(UserError, match="--law strict: metrics will differ"):
         evaluate(Carries(4, CLASSES), val, World.single())
 

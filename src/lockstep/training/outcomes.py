@@ -18,7 +18,7 @@ from lockstep.parallel.module_state import unequal
 _ROW = 4096  # elements whose squares float32 adds up without a loss that matters
 # the first is said: a pass fails, bits in exact mode, ...; before gradients, state that each process moves by itself,
 # which shows on one process as well, where gradients are those of the whole batch
-KINDS = ("pass", "batch", "bits", "types", "generator", "state", "gradient", "loss", "buffer", "update")
+KINDS = ("pass", "batch", "bits", "types", "generator", "state", "gradient", "loss", "buffer", "update", "evaluation")
 AGAIN = 8  # passes: what is decided by a coin comes to the same in one of two, and then another cause is named
 UNREPEATED = "the same pass gives something else the second time: what moves is out of reach (a file, a clock, ...)"
 HELD = "a generator that the model holds, whose draws are not keyed by sample"
@@ -44,6 +44,11 @@ class Finding:
     def message(self) -> str:
         """A sentence for the user."""
         step, differ = self.step + 1, "weights will differ with the number of processes"
+        if self.what == "evaluation":
+            return (
+                "metrics will differ with the number of processes: a batch of the evaluation follows what the one "
+                f"before it has left in {self.place}, and another process takes other ones"
+            )
         if self.what == "pass":
             hint = "what forward or the loss needs of a batch has to come with it"
             return f"other numbers of processes can't be compared, as a part of a batch fails: {self.cause} ({hint})"

@@ -80,8 +80,7 @@ class SelfCheck(StepPasses):
     def __init__(self, step: Step, law: Law) -> None:
         super().__init__(step)
         self.law = law
-        # of each kind the first finding, and whether it is the first of all, which alone is worth a line
-        self.report: Callable[[Finding, bool], object] = self._warn
+        self.report = self._warn
         self._most = _MOST
         self._takers: dict[tuple[int, int], tuple[int, int]] = {}  # as which rank of how many a part passes
         self.again = self._second = self._thorough = self._uneven = False
@@ -175,7 +174,7 @@ class SelfCheck(StepPasses):
         step, end = self.step, self.state()
         actual = Outcome(step.take_gradients(), self.loss(found, batch.shards), end)
         self.computes_in({value.dtype for value in found})
-        self.checked += 1
+        self.checked, self.at = self.checked + 1, batch.step
         kept = {**vars(step.sync)}, {**vars(step.host_generators)}, step.draws
         try:
             moved = self._everyones(self.moved_in_evaluation(batch, self.start))

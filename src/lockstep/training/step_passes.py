@@ -119,6 +119,8 @@ class StepPasses:
     """A step's passes, to be taken by this process alone and measured."""
 
     law: Law
+    # of each kind the first finding, and whether it is the first of all, which alone is worth a line
+    report: Callable[[Finding, bool], object]
 
     def __init__(self, step: Step) -> None:
         self.step, self.bare, self.devices = step, step.bare, driven(step.bare)
@@ -132,7 +134,7 @@ class StepPasses:
         # to a low one in full precision too: TorchScript does not ask the functions that Python sees
         scripts = any(isinstance(m, torch.jit.ScriptModule) for m in step.bare.modules())
         self.casts_itself: bool | None = True if scripts else None
-        self.checked = 0  # steps so far
+        self.checked, self.at = 0, 0  # steps so far, and the last of them
         self._noise: tuple[int, Tensor, float] | None = None  # of which check; of each gradient and of the loss
         self._ask_at = 0  # which check asks next whether a pass comes to the same again
         self.repeatable = self._asks = all(device.type == "cpu" for device in self.devices)
@@ -476,10 +478,6 @@ def named(name: str) -> str:
 
 
 comparing = WeakSet[StepPasses]()  # of all training steps that there are
-_FOLLOWS = (
-    "metrics will differ with the number of processes: a batch of the evaluation follows what the one before it has "
-    "left in {}, and another process takes other ones"
-)
 _told = WeakSet[nn.Module]()  # of all models, the ones that it was said of
 
 
@@ -497,12 +495,14 @@ def note_evaluation(model: nn.Module, world: World) -> Iterator[list[str]]:
     found = world.gather([bool(passes and differing(before, HiddenState({"": model}))), *follows])
     if (names := [name for _, *each in found for name in each]) and model not in _told:
         _told.add(model)
-        said = _FOLLOWS.format(named(names[0]))
-        # also of a moving average, which no step trains
-        if any(each.law == "strict" and type(each.bare) is type(model) for each in comparing):
-            raise UserError(f"--law strict: {said}", "Mend that, or give --law warn.")
-        if world.rank == 0:
-            print(f"note: {said}", file=sys.stderr)
+        likely = [each for each in comparing if type(each.bare) is type(model)]  # a moving average no step trains
+        finding = Finding(likely[0].at if likely else 0, "evaluation", named(names[0]), math.inf)
+        if any(each.law == "strict" for each in likely):
+            raise UserError(f"--law strict: {finding.message}", "Mend that, or give --law warn.")
+        if likely and not likely[0].step.own_loop:
+            likely[0].report(finding, True)
+        elif world.rank == 0:
+            print(f"note: {finding.message}", file=sys.stderr)
     if any(moved for moved, *_ in found):
         for each in passes:
             each.evaluations += 1
