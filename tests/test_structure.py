@@ -40,7 +40,7 @@ MAX_FILE, MAX_FUNCTION, SMALL_FILE, MAX_SMALL_FILES = 600, 60, 60, 40
 BUDGETS = {
     "config": (1754, "config"),
     "data": (5115, "data"),
-    "training": (5866, "training"),
+    "training": (5867, "training"),
     "gradients and draws": (4008, "parallel rng"),
     "processes": (2990, "distributed"),
     "state and monitoring": (3590, "checkpoint monitoring"),
@@ -51,12 +51,12 @@ BUDGETS = {
         1488,
         "commands/compare commands/tune commands/sweep commands/lr_find commands/forecast commands/measuring",
     ),
-    "verify, chaos": (1218, "commands/verify commands/chaos"),
+    "verify, chaos": (1231, "commands/verify commands/chaos"),
     "looking at runs": (1273, "commands/report commands/runs commands/watch commands/diff"),
     "machines": (1090, "commands/doctor commands/launch_script"),
     "everyday commands": (1468, "commands"),  # all others
 }
-MAX_LINES, MAX_FILES = 38_376, 260
+MAX_LINES, MAX_FILES = 38_390, 260
 
 
 def module_name(path: Path) -> str:

@@ -302,6 +302,12 @@ class ByRank(Odd):
         return x * (1 + (torch.distributed.is_initialized() and torch.distributed.get_rank()))
 
 
+@case("the same samples give something else with another number of processes")
+class ByNumber(Odd):
+    def odd(self, x: Tensor) -> Tensor:
+        return x * (1 + (dist.get_world_size() if dist.is_initialized() else 1))
+
+
 @case("low precision follows the rank, or the number", "bfloat16", what="types")
 class LowAmongSeveral(Odd):
     def odd(self, x: Tensor) -> Tensor:

@@ -3,8 +3,8 @@
 The first run is train's own, on the first number of processes. Others have other numbers of processes, each with a
 hash seed of its own: a set of two texts has the same order by half of them. One more has other CPU threads, hash seed,
 loader workers and order of listed folders, all at once. What a run that differs varies is tried one by one. Where
-something is beyond the tolerance the first run is taken again. In plain mode what differs is run in float64: rounding
-falls by eight orders of magnitude there.
+something is beyond the tolerance the first run is taken again, with each step compared with itself. In plain mode
+what differs is run in float64: rounding falls by eight orders of magnitude there.
 """
 
 import json
@@ -59,9 +59,14 @@ def verify(plan: Plan, start: Start | None = None, log: Callable[[str], None] = 
     with temporary_folder("verify-") as folder:
         base, others = plan.variants()
 
-        def trace(variant: Variant, steps: int = plan.steps, wide: bool = False) -> "Trace":
-            log(f"{variant.beside(replace(base, nproc=0))}: {steps} steps{' in float64' if wide else ''}")
-            return _trace(plan, Path(folder), variant, steps, wide, start or _start)
+        def trace(variant: Variant, steps: int = plan.steps, wide: bool = False, closely: bool = False) -> "Trace":
+            how = " in float64" * wide + ", each compared with itself" * closely
+            log(f"{variant.beside(replace(base, nproc=0))}: {steps} steps{how}")
+            return _trace(plan, Path(folder), variant, steps, wide, closely, start or _start)
+
+        def once_more() -> None:
+            report.again = trace(base, closely=True)
+            report.itself = compare(first, report.again, plan.per_step).reason
 
         first = trace(base)
         require_finite(first, base.nproc)
@@ -75,23 +80,24 @@ def verify(plan: Plan, start: Start | None = None, log: Callable[[str], None] = 
         report = Report(plan, base, first, [Row(variant, comparison) for variant, comparison in found.items()])
         differing = [row for row in report.rows if not (row.comparison.equal and row.comparison.holds)]
         if not holds:  # before others that may leave something behind
-            report.itself = compare(first, trace(base), plan.per_step).reason
+            once_more()
         if differing and not plan.config.exact and not report.itself:
             log("something differs: is it rounding? The same in float64")
             places = [row.comparison.first_step for row in differing]
             steps = min(max(places) + _MORE_STEPS, plan.steps) if all(places) else plan.steps
             rounding(report, differing, lambda variant: trace(variant, steps, wide=True))
         if report.differing() and holds:
-            report.itself = compare(first, trace(base), plan.per_step).reason
+            once_more()
     return report
 
 
-def _trace(plan: Plan, folder: Path, variant: Variant, steps: int, wide: bool, start: Start) -> "Trace":
+def _trace(plan: Plan, folder: Path, variant: Variant, steps: int, wide: bool, closely: bool, start: Start) -> "Trace":
     from lockstep.commands.verify.trace import Job, read
 
     config = plan.config.with_execution(nproc=variant.nproc, threads=variant.threads, workers=variant.workers)
     name = "-".join(str(int(value)) for value in astuple(variant))
-    job = Job(str(folder / f"run-{name}{'-float64' * wide}"), config, steps, plan.patch, wide, variant.reordered)
+    place = folder / f"run-{name}{'-float64' * wide}{'-closely' * closely}"
+    job = Job(str(place), config, steps, plan.patch, wide, variant.reordered, closely)
     start(job, variant)
     return read(Path(job.folder))
 

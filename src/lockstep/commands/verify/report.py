@@ -55,12 +55,14 @@ class Report:
     first: Trace
     rows: list[Row]
     unseen: str = ""  # why nothing was run in float64
-    itself: str = ""  # what differs first where the first run is taken again
+    again: Trace | None = None  # the first run once more, with each step compared with itself
+    itself: str = ""  # what differs first there
 
     @property
     def law(self) -> list[str]:
         """What the runs' self-checks said: of sentences that differ in a size alone, the first."""
-        traces = [self.first, *(row.comparison.other for row in self.rows)]
+        traces = [*([] if self.again is None else [self.again]), self.first]
+        traces += [row.comparison.other for row in self.rows]
         said: dict[str, str] = {}
         for trace in traces:
             said |= {key: message for key, message in trace.law.items() if key not in said}

@@ -47,6 +47,7 @@ class Job:
     patch: str = ""
     wide: bool = False  # in float64
     reordered: bool = False  # folders are listed in another order
+    closely: bool = False  # the self-check looks at every step
 
 
 @dataclass
@@ -138,7 +139,7 @@ def _trace(world: World, job: Job) -> Trace:
     if job.wide:
         _widen(run.train)
         _widen(run.val)
-    recorder = _Recorder(run, world, exact=bool(config.exact))
+    recorder = _Recorder(run, world, bool(config.exact), job.closely)
     found = [note.removeprefix("note: ") for note in run.notes if " will differ with " in note]
     recorder.trace.law |= {said: said for said in (note.partition(". --law off")[0] for note in found)}
     trace, count = recorder.trace, min(job.steps, config.epochs * len(run.train))
@@ -161,7 +162,7 @@ def _widen(loader: TrainLoader | EvalLoader) -> None:
 class _Recorder:
     """Takes the steps of one rank and fills a trace, which is whole on rank 0."""
 
-    def __init__(self, run: Run, world: World, exact: bool) -> None:
+    def __init__(self, run: Run, world: World, exact: bool, closely: bool) -> None:
         if missing := [name for name in ("optimizer", "sync", "take") if not hasattr(run.step, name)]:
             message = f"--patch left run.step without {' and '.join(missing)}"
             raise UserError(message, "Give the new step those of the old one, or its own.")
@@ -171,12 +172,14 @@ class _Recorder:
         self.trace.batch_norm = any(layer.training for layer in batch_norms(run.model))
         self.parts: list[dict[str, Any]] = []  # this rank's of each step, to be put together with the others'
         self.tracks = Tracks(world.device)
-        if (check := getattr(run.step, "check", None)) is not None:
-            check.report = self._note_law
+        self.check: Any = getattr(run.step, "check", None)  # a patched step may have none
+        self.closely = closely and self.check is not None
+        if self.check is not None:
+            self.check.report = self._note_law
 
     def _note_law(self, finding: Finding, first: bool) -> None:
         if first:
-            self.trace.law[replace(finding, size=0.0).message] = finding.message
+            self.trace.law[replace(finding, size=0.0, step=0).message] = finding.message
 
     def record(self, state: State, count: int) -> None:
         """Take the first `count` steps of the run, over as many epochs as they fill."""
@@ -189,6 +192,8 @@ class _Recorder:
             state.epochs += 1
 
     def _note_batch(self, batch: Batch) -> None:
+        if self.closely:
+            self.check.again = True
         self.tracks.begin()
         self.part: dict[str, Any] = {
             "images": fingerprint(batch.images, batch.labels),
