@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from lockstep.config import Config, ModelConfig, OptimConfig
 from lockstep.data.image_sets import ArraySet
-from lockstep.distributed.world import World, pretended_rank
+from lockstep.distributed.world import World, pretended_process, pretended_rank
 from lockstep.training.assemble import _share_state, assemble, made_otherwise
 from tests.hostile.runs import neutral
 from tests.ranks import run_ranks
@@ -176,6 +176,12 @@ def test_a_pretended_world_of_none_is_a_process_alone(monkeypatch: pytest.Monkey
         assert (processes(), os.environ["RANK"]) == (2, "0")
     assert dict(os.environ) == before
     assert not dist.is_initialized()
+    own = os.getpid() << 9
+    with pretended_process(3):
+        assert os.getpid() == own + 3
+        with pretended_process(1000):
+            assert os.getpid() == own + 488
+        assert os.getpid() == own + 3
 
 
 REFUSING = """

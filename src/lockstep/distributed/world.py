@@ -243,13 +243,18 @@ def pretended_rank(rank: int, size: int) -> Iterator[None]:
 
 @contextmanager
 def pretended_process(number: int) -> Iterator[None]:
-    """Within, os.getpid() is that number, for this thread alone: what a model makes of its process's id shows."""
-    real, thread = os.getpid, threading.get_ident()
-    os.getpid = lambda: number if threading.get_ident() == thread else real()
+    """Within, os.getpid() ends in that number's nine bits, for this thread alone: what a model makes of it shows. Above
+    them is this process's own id: a file that is named by it is nobody else's."""
+    before, thread = os.getpid, threading.get_ident()
+    pretended = (_getpid() << 9) + number % 512  # below 2**32, as a seed has to be
+    os.getpid = lambda: pretended if threading.get_ident() == thread else _getpid()
     try:
         yield
     finally:
-        os.getpid = real
+        os.getpid = before
+
+
+_getpid = os.getpid
 
 
 def shard_of(n: int, rank: int, size: int) -> slice:

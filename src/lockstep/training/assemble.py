@@ -205,7 +205,7 @@ def _made(
     builtins.id = lambda value, /: there(value) + (turn << 20)
     with pretended_rank(rank, ranks):
         addresses = [nn.Module() for _ in range(1000)]
-        del addresses[160 * turn : 160 * turn + 100]
+        del addresses[60 * turn : 60 * turn + 50]
         model = fresh_model(name, shape[0], classes, config.data.image_size or shape[1], config.seed)
         state = HiddenState({"": model})
         if optimizers.is_factory(factory):
@@ -267,10 +267,15 @@ def made_otherwise(config: Config, images: ImageSet, world: World) -> tuple[str,
             names, by, pair = _apart(one, two), "with the number of processes", (kept, of_two)
             if not names:
                 names, by, pair = _not_shared(_apart(two, second)), "by each process's rank", (of_two, theirs)
-            if names:  # another order, for what goes by turns
-                (third, _), (two_again, _), (one_again, later) = made((1, 2, 3), (0, 2, 4), (0, 0, 5))
-                new = [key for key in kept if later.get(key) != kept[key]]
-                changing = [*_apart(one, one_again), *_apart(two, two_again), *_not_shared(_apart(second, third))]
+            if names:
+                for turn in range(3, 15, 3):  # another order, for what goes by turns; and more than once, for a coin
+                    (third, _), (two_again, _), (one_again, later) = made(
+                        (1, 2, turn), (0, 2, turn + 1), (0, 0, turn + 2)
+                    )
+                    new = [key for key in kept if later.get(key) != kept[key]]
+                    changing = [*_apart(one, one_again), *_apart(two, two_again), *_not_shared(_apart(second, third))]
+                    if changing:
+                        break
                 place, moving = (changing or names)[0], new if changing else []
                 unlike = moving or [key for key in pair[0] if pair[0][key] != pair[1].get(key) and key not in new]
                 if place.startswith(_OUTPUT) and unlike:
