@@ -39,9 +39,9 @@ MAX_FILE, MAX_FUNCTION, SMALL_FILE, MAX_SMALL_FILES = 600, 60, 60, 40
 # How many lines a part of the source may have. A change that needs more raises its number here, so that review sees it.
 BUDGETS = {
     "config": (1754, "config"),
-    "data": (5115, "data"),
+    "data": (5119, "data"),
     "training": (5872, "training"),
-    "gradients and draws": (4008, "parallel rng"),
+    "gradients and draws": (4009, "parallel rng"),
     "processes": (2995, "distributed"),
     "state and monitoring": (3590, "checkpoint monitoring"),
     "models and their use": (1723, "models inference cli errors randomness __init__ __main__"),
@@ -56,7 +56,7 @@ BUDGETS = {
     "machines": (1090, "commands/doctor commands/launch_script"),
     "everyday commands": (1468, "commands"),  # all others
 }
-MAX_LINES, MAX_FILES = 38_400, 260
+MAX_LINES, MAX_FILES = 38_405, 260
 
 
 def module_name(path: Path) -> str:

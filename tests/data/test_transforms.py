@@ -224,6 +224,7 @@ def test_every_transform_of_one_picture_is_known_by_its_name() -> None:
         ("todtype:None", "--augment todtype:None"),
         ("compose", "missing .* argument: 'transforms'"),
         ("fivecrop:3", r"makes a tuple of a picture"),
+        ("os:system", r"--augment os:system, sample 0: expected str, bytes or os.PathLike object, not Tensor"),
         ("randaugment:2,size=3", "unexpected keyword argument 'size'\n  It takes num_ops=2, magnitude=9"),
         ("randaugment:2)+(3", "are no values with commas between them"),
         ("randaugment:2,", None),

@@ -122,6 +122,9 @@ class Step:
     own: bool  # a function of the user's
 
 
+_OWN = "It takes and returns a uint8 tensor [C, H, W]; normalising comes later."
+
+
 @dataclass(frozen=True)
 class Transforms:
     """The transforms of a run, in their order. Pickling keeps their names alone. Raises UserError as `built` does."""
@@ -164,14 +167,15 @@ class Transforms:
         try:
             made = step.apply(image)
         except Exception as error:
-            if step.own:  # its traceback is the user's best guide
+            inside = error.__traceback__ is not None and error.__traceback__.tb_next is not None
+            if step.own and inside:  # its traceback is the user's best guide
                 error.add_note(f"in --augment {step.spec}, sample {sample}, epoch {epoch}")
                 raise
-            raise UserError(f"--augment {step.spec}, sample {sample}: {reason(error)}", "Change its values.") from error
+            remedy = _OWN if step.own else "Change its values."
+            raise UserError(f"--augment {step.spec}, sample {sample}: {reason(error)}", remedy) from error
         if not isinstance(made, Tensor) or made.dtype != torch.uint8 or made.ndim != 3:
             got = f"{made.dtype} {list(made.shape)}" if isinstance(made, Tensor) else with_article(made)
-            remedy = "It takes and returns a uint8 tensor [C, H, W]; normalising comes later."
-            raise UserError(f"--augment {step.spec} makes {got} of a picture", remedy)
+            raise UserError(f"--augment {step.spec} makes {got} of a picture", _OWN)
         if made.shape[0] != self.shape[0] or not made.numel():
             what = f"--augment {step.spec} makes {list(made.shape)} of a picture of {list(image.shape)}"
             raise UserError(what, f"The model takes {self.shape[0]} channel(s), as `grayscale:3` keeps three.")

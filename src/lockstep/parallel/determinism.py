@@ -70,8 +70,9 @@ class Collectives(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """What the operator returns."""
-        self.called |= func.namespace in _COLLECTIVES
-        if self.called and self.refused:
+        collective = func.namespace in _COLLECTIVES
+        self.called |= collective
+        if collective and self.refused:
             raise UserError(
                 f"--exact: forward or backward calls a collective, {func.name().rpartition('::')[2].strip('_')}",
                 "Leave it out, or train without --exact: a slice passes through the model by itself.",
