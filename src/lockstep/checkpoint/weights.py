@@ -88,7 +88,7 @@ def read(path: str | Path, ours: bool = False) -> dict[str, Tensor]:
     if not Path(path).exists():
         raise UserError(f"no weights at {path}", "Check the path; a run leaves its weights in its own folder.")
     require_plain(Path(path), NAME_A_FILE)
-    with _named(path):
+    with _damage_named(path):
         tensors, metadata = read_tensors(Path(path))
         if (ours or _SEAL in metadata) and metadata.get(_SEAL) != _seal(tensors, metadata):
             raise Damaged("its contents are not those that it was written with")
@@ -96,7 +96,7 @@ def read(path: str | Path, ours: bool = False) -> dict[str, Tensor]:
 
 
 @contextmanager
-def _named(path: str | Path) -> Iterator[None]:
+def _damage_named(path: str | Path) -> Iterator[None]:
     try:
         yield
     except (OSError, Damaged) as error:
@@ -241,7 +241,7 @@ class Card:
     @classmethod
     def read(cls, path: str | Path) -> "Card":
         """The card in a weights file. Raises UserError where that is damaged, or has none, or a damaged one."""
-        with _named(path):
+        with _damage_named(path):
             return cls.from_metadata(read_tensors(Path(path))[1], str(path))
 
     @classmethod

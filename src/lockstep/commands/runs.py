@@ -84,9 +84,9 @@ def main(args: list[str]) -> int:
             raise UserError(f"there is no folder {top}", "Name one that holds run folders, as `lockstep runs runs`.")
     now = time.time()
     folders = dict.fromkeys(folder for top in tops for folder in run_folders(top))
-    found = [run for folder in folders if (run := summarize(folder, now)) is not None]
-    unread = [shown(str(folder)) for folder in folders if folder not in {run.folder for run in found}]
-    if unread:
+    summaries = {folder: summarize(folder, now) for folder in folders}
+    found = [run for run in summaries.values() if run is not None]
+    if unread := [shown(str(folder)) for folder, run in summaries.items() if run is None]:
         print(f"{len(unread)} journal(s) hold nothing that can be read: {', '.join(unread)}", file=sys.stderr)
     runs = chosen.ordered([run for run in found if chosen.wants(run)])
     if chosen.limit:

@@ -60,7 +60,7 @@ class Report:
 
     @property
     def law(self) -> list[str]:
-        """What the runs' self-checks said: of sentences that differ in a size alone, the first."""
+        """What the runs' self-checks said: of sentences that differ in size or step alone, the first."""
         traces = [*([] if self.again is None else [self.again]), self.first]
         traces += [row.comparison.other for row in self.rows]
         said: dict[str, str] = {}

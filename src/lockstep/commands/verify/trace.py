@@ -67,7 +67,7 @@ class Trace:
     diverged: list[tuple[int, int, str]] = field(default_factory=list)  # (step, rank, what) that is not as on rank 0
     metrics: dict[str, float] | None = None
     batch_norm: bool = False
-    law: dict[str, str] = field(default_factory=dict)  # what the self-check said, by the same without its size
+    law: dict[str, str] = field(default_factory=dict)  # what the self-check said, by the same without size and step
     weights_sha256: str = ""  # as `train` writes it in its `end` record
     kept: dict[str, Tensor] = field(default_factory=dict, repr=False)
     """samples/NAME: float64 [steps, entries], of each tensor after each step; final/NAME: the whole tensor at the end;
