@@ -43,8 +43,8 @@ BUDGETS = {
     "training": (5872, "training"),
     "gradients and draws": (4009, "parallel rng"),
     "processes": (2995, "distributed"),
-    "state and monitoring": (3590, "checkpoint monitoring"),
-    "models and their use": (1723, "models inference cli errors randomness __init__ __main__"),
+    "state and monitoring": (3595, "checkpoint monitoring"),
+    "models and their use": (1722, "models inference cli errors randomness __init__ __main__"),
     "audit": (4499, "commands/audit"),
     "reproduce": (2294, "commands/reproduce"),
     "measuring": (
@@ -54,9 +54,9 @@ BUDGETS = {
     "verify, chaos": (1231, "commands/verify commands/chaos"),
     "looking at runs": (1273, "commands/report commands/runs commands/watch commands/diff"),
     "machines": (1090, "commands/doctor commands/launch_script"),
-    "everyday commands": (1468, "commands"),  # all others
+    "everyday commands": (1473, "commands"),  # all others
 }
-MAX_LINES, MAX_FILES = 38_405, 260
+MAX_LINES, MAX_FILES = 38_414, 260
 
 
 def module_name(path: Path) -> str:

@@ -28,7 +28,7 @@ from lockstep.training.freezing import freeze
 from lockstep.training.losses import loss_of
 from tests.docs.test_blocks import BLOCK
 from tests.subprocesses import run_lockstep
-from tests.training.test_self_check import Spread, found
+from tests.training.checked_models import Spread, found
 
 DOCS = Path(__file__).parents[2] / "docs"
 ALONE = World.single()

@@ -85,14 +85,19 @@ def read(path: str | Path, ours: bool = False) -> dict[str, Tensor]:
 
     Raises UserError for a missing or damaged file.
     """
-    if not Path(path).exists():
-        raise UserError(f"no weights at {path}", "Check the path; a run leaves its weights in its own folder.")
+    require_there(path)
     require_plain(Path(path), NAME_A_FILE)
     with _damage_named(path):
         tensors, metadata = read_tensors(Path(path))
         if (ours or _SEAL in metadata) and metadata.get(_SEAL) != _seal(tensors, metadata):
             raise Damaged("its contents are not those that it was written with")
     return tensors
+
+
+def require_there(path: str | Path) -> None:
+    """Raise UserError where there is no such file."""
+    if not Path(path).exists():
+        raise UserError(f"no weights at {path}", "Name a run that has evaluated, or a file of weights.")
 
 
 @contextmanager

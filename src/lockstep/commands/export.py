@@ -42,10 +42,15 @@ def export(run: str | Path, chosen: Export) -> Path:
 
     Weights have the model's bare names. A program is run on random images, and compared with the model, before it is
     named so.
-    Raises UserError where the run has no such weights, the file exists or can't be written, or a program differs.
+    Raises UserError where the run has no such weights, the file is there, can't be written or has another format's
+    ending, or a program differs.
     """
     from lockstep.inference.loading import weights_file
 
+    form = next((form for form, ending in _ENDINGS.items() if chosen.out.endswith(ending)), chosen.to)
+    if form != chosen.to:
+        remedy = f"Give --to {form}, or a name that ends in {_ENDINGS[chosen.to]}."
+        raise UserError(f"--out {chosen.out} is a name for --to {form}, and --to is {chosen.to}", remedy)
     source = weights_file(run, chosen.weights)
     name = f"{Path(run).resolve().name}-{chosen.weights}" if Path(run).is_dir() else source.stem
     path = new_file(chosen.out or f"{name}{_ENDINGS[chosen.to]}", "--out")

@@ -44,8 +44,7 @@ def weights_file(run: str | Path, weights_of: str) -> Path:
 
 def require_usable(path: Path, trust_code: bool) -> None:
     """Raise UserError for a file that is not there or says nothing of itself, and where reading it may run code."""
-    if not path.is_file():
-        raise UserError(f"no weights at {path}", "Name a run folder, or a file that one or `lockstep export` left.")
+    weights.require_there(path)
     if path.suffix == ".onnx":
         return
     model = Card.read(path).model
