@@ -381,7 +381,7 @@ def test_an_export_overwrites_nothing_and_says_what_is_wrong(run: Path, tmp_path
     export(run, Export("torch", out=str(out)))
     with pytest.raises(UserError, match=r"w\.pt exists already"):
         export(run, Export("torch", out=str(out)))
-    with pytest.raises(UserError, match="--out w.onnx is a name for --to onnx, and --to is safetensors"):
+    with pytest.raises(UserError, match=r"--out w\.onnx is a name for --to onnx, and --to is safetensors"):
         export(run, Export(out="w.onnx"))
     with pytest.raises(UserError, match="no weights at"):
         export(tmp_path, Export())

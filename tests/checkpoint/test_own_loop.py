@@ -176,11 +176,14 @@ def averaged(folder: Path, stop: int) -> tuple[int, str, str, float]:
     return began, digest(net), digest(average), step.scaler.get_scale()
 
 
-def test_a_moving_average_and_the_scale_of_fp16_go_on_too(tmp_path: Path) -> None:
+def test_a_moving_average_and_the_scale_of_fp16_go_on_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     whole = averaged(tmp_path / "whole", 99)
     assert whole[-1] > 2.0**16
     averaged(tmp_path / "stopped", 7)
-    assert averaged(tmp_path / "stopped", 99) == (7, *whole[1:])
+    (tmp_path / "stopped" / "step-000000007" / "model.safetensors").write_bytes(b"x")
+    assert capsys.readouterr().out == ""
+    assert averaged(tmp_path / "stopped", 99) == (6, *whole[1:])
+    assert "lockstep: note: damaged and set aside: step-000000007 (model.safetensors has" in capsys.readouterr().out
 
 
 def test_a_scale_that_no_step_would_take_is_told(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import threading
 import warnings
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -159,6 +160,25 @@ def test_one_rank_calls_a_factory_at_another_time_so_that_what_follows_the_clock
     assert called == [False, True, False]
 
 
+@lru_cache(maxsize=3)
+def kept(index: int) -> Tensor:
+    return torch.full((1, 2, 2), 1.0 + index)
+
+
+@lru_cache
+def strength(brightness: int) -> float:
+    return random.random()
+
+
+def by_brightness(picture: Tensor) -> Tensor:
+    """Draws once for all pictures of a brightness, by whichever comes first."""
+    return (picture * strength(int(picture.float().mean()) // 8)).to(picture.dtype)
+
+
+def by_itself(picture: Tensor) -> Tensor:
+    return (picture * random.random() * torch.rand(())).to(picture.dtype)
+
+
 class Reading(Numbered):
     """Its images depend on `how` they are read."""
 
@@ -185,6 +205,8 @@ class Reading(Numbered):
                 return image + (index == 2) * self.generator.normal(), label
             case "cache of draws":
                 return image + self.cache.setdefault(index, random.random()), label
+            case "cache that is written into":
+                return kept(index).mul_(0.5), label
             case "labels":
                 return image, (label + int(self.generator.integers(3))) % 3
             case "rank":
@@ -201,10 +223,14 @@ def reported(world: World) -> tuple[dict[str, list[str]], dict[str, str], list[s
     """What is said of sets that are read otherwise, and of factories."""
     said, refused = {}, {}
     laws: dict[str, Law] = {"strict": "strict"}
-    several = ("own generator", "cache of draws", "labels", "process", "rank", "own generator for a rare sample")
+    caches = "cache of draws", "cache that is written into"
+    several = ("own generator", *caches, "labels", "process", "rank", "own generator for a rare sample")
     for how in ("keyed", "own generator of each sample's", *several):
         said[how], own = list[str](), Subset(Reading(how), range(30))
         load_data(Config(data=DataConfig(dataset="own")), world, (own, Reading("keyed")), said[how].append)
+    for augment in (by_itself, by_brightness):
+        data = DataConfig(dataset="digits", augment=(f"{__name__}:{augment.__name__}",))
+        load_data(Config(data=data), world, report=said.setdefault(augment.__name__, []).append)
     for name, given in (
         ("by_process", by_process),
         ("by_process_in_arrays", by_process_in_arrays),
@@ -228,6 +254,9 @@ def test_what_is_not_the_same_in_every_process_is_said_on_any_number_of_them(wor
     assert alone[0] == first[0] == second[0]
     assert not alone[0].pop("keyed")
     assert not alone[0].pop("own generator of each sample's")
+    assert not alone[0].pop("by_itself")
+    (sentence,) = alone[0].pop("by_brightness")
+    assert f"of digits/train with --augment {__name__}:by_brightness depends on what was read before it" in sentence
     assert (
         "own/train draws from a generator that goes on from sample to"
         in alone[0].pop("own generator for a rare sample")[0]

@@ -3,7 +3,9 @@
 import dataclasses
 import math
 import os
+import random
 import threading
+from collections import deque
 from typing import Any
 
 import numpy as np
@@ -363,6 +365,18 @@ class Rarely(nn.Linear):
         return super().forward(x.flatten(1)) * (torch.rand(len(x), 1, generator=self.generator) < 2)
 
 
+class Recent(nn.Linear):
+    """Keeps numbers of its last passes, of which a check puts some back."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(inputs, outputs)
+        self.norms = deque[float]([], 7)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.norms.append(float(self.weight.detach().norm()))
+        return super().forward(x.flatten(1))
+
+
 ELSEWHERE = "the same slice gives something else on another process: by rank or id, threads, environment or time"
 
 
@@ -378,11 +392,32 @@ def said_of(net: nn.Module, world: World, threads: int = 1) -> tuple[list[str], 
 def said_of_a_world(world: World) -> list[str]:
     step, _ = stepping(Dropping(), world=world, law="off")
     step(batches(world)[0])  # a parameter that only another rank's slices use is in use: no error
-    return said_of(ByWorld(PIXELS, CLASSES), world)[0] + said_of(Rarely(PIXELS, CLASSES), world)[0]
+    said = [cause for kind in (ByWorld, Rarely, Recent) for cause in said_of(kind(PIXELS, CLASSES), world)[0]]
+    unused = Dropping()
+    unused.passes = 1
+    ordered = [*unused.parameters()][:: -1 if world.rank else 1]  # as a set may have them
+    sync = ExactSync(unused, world, SLICES)
+    try:
+        TrainStep(unused, F.cross_entropy, torch.optim.SGD(ordered, 0.1), sync=sync)(batches(world)[0])
+    except UserError as error:
+        said.append(error.message)
+    torch.manual_seed(0)
+    norms = [layer for _ in range(40) for layer in (nn.Linear(PIXELS, PIXELS), nn.LayerNorm(PIXELS))]
+    net = nn.Sequential(nn.Flatten(), *norms, nn.Linear(PIXELS, CLASSES))
+    ordered = [*net.parameters()]
+    random.Random(world.rank).shuffle(ordered)  # a clipped norm is a sum, whose last bit follows their order
+    sync = ExactSync(net, world, SLICES)
+    step = TrainStep(net, F.cross_entropy, torch.optim.SGD(ordered, 0.1), sync=sync, clip_norm=1e-3)
+    for batch in batches(world):
+        step(batch)
+    return [*said, digest(net)]
 
 
 def test_on_several_too_what_follows_the_number_of_processes_is_said_and_another_s_use_counts() -> None:
-    assert run_ranks(said_of_a_world, 2, law=True) == [[ELSEWHERE, HELD]] * 2
+    unused = "2 parameter(s) took no part in the loss: extra.weight, extra.bias"
+    (*said, weights), others = run_ranks(said_of_a_world, 2, law=True)
+    assert said == [ELSEWHERE, HELD, unused]
+    assert others == [*said, weights]
 
 
 @pytest.mark.parametrize(

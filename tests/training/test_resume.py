@@ -4,10 +4,11 @@ import dataclasses
 import json
 import random
 import signal
+from array import array
 from collections import defaultdict, deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
 import numpy as np
@@ -218,7 +219,8 @@ class Keeps(nn.Module):
         self.register_buffer("mean", torch.zeros((), dtype=torch.float64), persistent=False)
         self.calls, self.noise = 0, torch.Generator().manual_seed(1)
         self.last: Tensor | None = None
-        self.recent = deque([1.0, 1.0])
+        self.recent, self.passes = deque([1.0, 1.0]), array("d", [0.0])
+        self.teacher = [nn.Linear(64, num_classes).double().requires_grad_(False)]
         self.net.register_forward_hook(self._note)
 
     def _note(self, *_: object) -> None:
@@ -231,8 +233,10 @@ class Keeps(nn.Module):
             self.mean = 0.9 * self.mean + 0.1
             scale = scale + torch.rand(1, generator=self.noise)
             self.recent.append(self.recent.popleft() / 2)
+            self.passes[0] += 0.1
+            self.teacher[0].weight.lerp_(self.net[1].weight.detach(), 0.1)
             self.last = torch.ones(3) if self.last is None else self.last + 1
-        return self.net(x) / scale
+        return self.net(x) / (scale + self.passes[0]) + self.teacher[0](x.flatten(1))
 
 
 class Fills(Keeps):
@@ -385,16 +389,23 @@ def test_what_no_state_dict_holds_is_carried(tmp_path: Path, model: str, optimiz
     assert end["weights_sha256"] == other["weights_sha256"]
 
 
+class Pair(NamedTuple):
+    calls: int = 0
+
+
 class Grows(Keeps):
-    """A list that grows, which no checkpoint holds, beside what one does."""
+    """What no checkpoint holds, as a list of modules, beside what one does."""
 
     def __init__(self, in_channels: int, num_classes: int) -> None:
         super().__init__(in_channels, num_classes)
         self.seen: list[float | Tensor | object] = []
+        self.pair, self.table = Pair(), np.zeros(1, [("calls", int)])
 
     def forward(self, x: Tensor) -> Tensor:
         if self.training:
             self.seen += [0.5, torch.ones(2), self]
+            self.pair = self.pair._replace(calls=self.pair.calls + 1)
+            self.table["calls"] += 1
         return super().forward(x)
 
 
@@ -402,6 +413,6 @@ def test_a_run_with_a_list_that_grows_is_resumed_without_it(tmp_path: Path, capf
     config = dataclasses.replace(PLAIN, accumulate=1, model=ModelConfig(model=f"{__name__}:Grows"))
     for stop_at in (7, 0):
         alone(trained, config, str(tmp_path), stop_at)
-        assert "no checkpoint holds seen, which training moves" in (said := capfd.readouterr().out)
+        assert "no checkpoint holds seen, pair, table, which training moves" in (said := capfd.readouterr().out)
         assert ("since step 7 the source of nets has changed" in said) == (stop_at == 0)
     assert end_of(tmp_path)["status"] == "completed"

@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from lockstep.distributed.failures import is_peer_gone
 from lockstep.distributed.world import World, shard_of
 from lockstep.errors import UserError
-from lockstep.parallel.hidden_state import HiddenState
 from lockstep.parallel.strategy import parallelize
 from lockstep.training.batch_rows import cut
 from lockstep.training.step import TrainStep
@@ -327,16 +326,6 @@ def test_a_step_that_is_finite_on_one_process_alone_is_said_on_any_number() -> N
     assert none == []
     for sentence in (single, double):
         assert "not finite there; layer (Layer): what it computes for a sample depends on which others" in sentence
-
-
-def test_a_set_that_is_put_back_keeps_its_order() -> None:
-    collide = {7, 15}  # the first one's place is the second one's too
-    order, state = list(collide), HiddenState({"": {"names": collide}})
-    state.restore()
-    assert list(collide) == order
-    collide.add(3)
-    state.restore()
-    assert collide == {7, 15}
 
 
 @pytest.mark.slow

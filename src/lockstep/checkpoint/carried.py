@@ -4,6 +4,7 @@ A run notes what that is as it begins (parallel/hidden_state.py); what has moved
 """
 
 import base64
+from array import array
 from collections import deque
 from collections.abc import Iterable, Mapping
 from functools import partial
@@ -125,6 +126,8 @@ def packed(value: Any, names: Mapping[int, str] | None = None) -> Any:
         data = value.reshape(-1).view(torch.uint8).numpy().tobytes()
         return _packed_bytes("on device" if there else "tensor", kind, value.shape, data)
     if isinstance(value, np.ndarray | np.generic):
+        if value.dtype.kind not in "biufc":
+            return None
         kind = "array" if isinstance(value, np.ndarray) else "number"
         return _packed_bytes(kind, value.dtype.str, value.shape, value.tobytes())
     if isinstance(value, set):
@@ -133,7 +136,7 @@ def packed(value: Any, names: Mapping[int, str] | None = None) -> Any:
         keys = [{"id": names[key]} if isinstance(key, int) and key in names else packed(key, names) for key in value]
         each = [packed(one, names) for one in value.values()]
         return None if None in (*keys, *each) else {"dict": [keys, each]}
-    if isinstance(value, list | tuple | deque):
+    if isinstance(value, list | tuple | deque | array | bytearray) and not hasattr(value, "_fields"):  # a namedtuple
         each = [packed(one, names) for one in value]
         return None if None in each else {"tuple" if isinstance(value, tuple) else "list": each}
     return {"plain": value} if isinstance(value, bool | int | float | str | type(None)) else None

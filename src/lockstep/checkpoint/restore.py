@@ -409,6 +409,8 @@ class Checkpoints:
         if theirs is None:
             return 0
         loaded, step = Loaded.from_dict(theirs), self._step()
+        for name, reason in loaded.set_aside:
+            self.world.print(f"lockstep: note: damaged and set aside: {name} ({reason})")
         scaler = None if step is None else step.scaler
         if loaded.document["scaler"] and scaler is None:
             what = f"{loaded.path} has the scale of fp16's gradients, and no step with this optimizer takes one yet"

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from lockstep.data.image_sets import ArraySet, ImageSet
 from lockstep.data.picture_set import PictureSet
@@ -25,6 +26,7 @@ from lockstep.distributed.world import World, pretended_rank
 from lockstep.errors import UserError
 from lockstep.randomness import stream
 
+Read = Callable[[np.ndarray, int | None], tuple[Tensor, Tensor]]  # ids and epoch -> images and labels
 _PROBES = 32  # samples of a Dataset that are compared over the processes: it may take a decoded image each
 # samples that are read several times, at least, and at most where they are small; odd numbers, so that none has its
 # place in the other order too
@@ -128,62 +130,73 @@ def _some(images: ImageSet, steady: bool) -> tuple[list[int], list[float]]:
     return labels.tolist(), torch.cat([flat.mean(1), flat.square().mean(1).sqrt()]).tolist()
 
 
-def unsteady(sets: Sequence[ImageSet], world: World) -> list[str]:
+def unsteady(sets: Sequence[ImageSet], world: World, augmented: Read | None = None, by: str = "") -> list[str]:
     """For each set why a sample of it is not always the same, and "" where none was seen; on all ranks alike.
 
     The first set is read as in training, the others as in evaluation. Looked at are users' own sets, as far as pickle
     takes them: rank 0 has two processes read some samples, one of them backwards.
+
+    Args:
+        augmented: reads the first set, whichever it is, by transforms of a user's own, which `by` names.
     """
     found = [""] * len(sets)
-    own = [k for k, each in enumerate(sets) if not isinstance(each, ArraySet | PictureSet)]
+    own = [k for k, each in enumerate(sets) if not isinstance(each, ArraySet | PictureSet) or (augmented and k == 0)]
     if own and world.rank == 0 and warm.at_hand():
         for k in own:
             later = int(hasattr(sets[k], "dataset"))  # what is cached would be drawn otherwise; others may go by epoch
             what, epochs = ("weights", (0, later)) if k == 0 else ("metrics", (None, None))
-            found[k] = _unsteady(sets[k], what, epochs)
+            read, name = (augmented, sets[k].name + by) if k == 0 and augmented else (sets[k].read, sets[k].name)
+            found[k] = _unsteady(sets[k], read, name, what, epochs)
     everyones: list[str] = world.gather(found)[0]
     return everyones
 
 
-def _unsteady(images: ImageSet, what: str, epochs: tuple[int | None, ...]) -> str:
+def _unsteady(images: ImageSet, read: Read, name: str, what: str, epochs: tuple[int | None, ...]) -> str:
     count = max(_READ[0], min(_READ[1], _SMALL // max(1, math.prod(images.shape)) - 1 | 1))
     ids = np.unique(np.linspace(0, len(images) - 1, count).astype(np.int64))
-    forwards, backwards = partial(_read, images, ids, epochs), partial(_read, images, ids[::-1].copy(), epochs[::-1])
+    forwards, backwards = partial(_read, read, ids, epochs), partial(_read, read, ids[::-1].copy(), epochs[::-1])
     try:
         tasks = [partial(forwards, 0, 0), partial(backwards, 1, 2)]
         (first, draws), (second, _) = map(loader_workers.result, map(loader_workers.begin, tasks))
     except Exception:  # no other process can read it; what is wrong with a sample is said where it is used
         return ""
-    place = _other(first, [part[::-1] for part in second[::-1]])
-    remedy = "Draw by torch's, numpy's or Python's own functions, whose generators are seeded for each sample"
+    *rows, once_more = first
+    place = _other(rows, [part[::-1] for part in second[-2::-1]])
+    if place is None and _other([rows[-1][-len(once_more) :]], [once_more]) is not None:
+        place = -1
     differ = f"{what} will differ with the number of processes"
+    remedy = "Draw by torch's, numpy's or Python's own functions, whose generators are seeded for each sample, "
+    remedy += "and keep nothing of what is drawn"
     if place is None and draws:  # what is drawn may decide on one sample of a thousand
-        return f"{differ}: {images.name} draws from a generator that goes on from sample to sample. {remedy}"
+        return f"{differ}: {name} draws from a generator that goes on from sample to sample. {remedy}"
     if place is None:
         return ""
     tasks = [tasks[0], partial(forwards, 1, 2)]
     (again, _), (of_two, _) = map(loader_workers.result, map(loader_workers.begin, tasks))
-    cause = "depends on what was read before it, as by a generator, a counter or a cache of the Dataset's own"
+    cause = "depends on what was read before it, as by a generator, a counter or a cache of its own"
     if _other(first, again) is not None:
         cause = "depends on the process that reads it, or on the time"
     elif _other(first, of_two) is not None:
         cause = "depends on the rank of the process that reads it, or on their number"
         remedy = "Let __getitem__ give the same, whoever reads it"
-    return f"{differ}: sample {ids[place]} of {images.name} {cause}. {remedy}"
+    return f"{differ}: sample {ids[place]} of {name} {cause}. {remedy}"
 
 
 def _read(
-    images: ImageSet, ids: np.ndarray, epochs: Sequence[int | None], rank: int, size: int
+    read: Read, ids: np.ndarray, epochs: Sequence[int | None], rank: int, size: int
 ) -> tuple[list[np.ndarray], bool]:
-    """Some samples in each of some epochs, as rows [k, n + 1] of pixels and the label, as rank `rank` of `size`; and
-    whether the last one, read once more, leaves a generator of the set's elsewhere than the first time."""
-    found = []
+    """Some samples in each of some epochs, and at last the last one once more, which a short cache may have kept; as
+    rows [k, n + 1] of pixels and the label, as rank `rank` of `size`. And whether that one leaves a generator of the
+    set's elsewhere than the first time."""
+
+    def rows(some: np.ndarray, epoch: int | None) -> np.ndarray:
+        pixels, labels = read(some, epoch)
+        return torch.cat([pixels.double().flatten(1), labels.double().view(-1, 1)], 1).cpu().numpy()
+
     with pretended_rank(rank, size):
-        for epoch in epochs:
-            pixels, labels = images.read(ids, epoch)
-            found.append(torch.cat([pixels.double().flatten(1), labels.double().view(-1, 1)], 1).cpu().numpy())
-        before = pickle.dumps(own := _generators_in(images))
-        images.read(ids[-1:], epochs[-1])
+        found = [rows(ids, epoch) for epoch in epochs]
+        before = pickle.dumps(own := _generators_in(read))
+        found.append(rows(ids[-1:], epochs[-1]))
         return found, pickle.dumps(own) != before
 
 

@@ -156,7 +156,7 @@ class Counters:
         if self.watching:
             self.state = HiddenState({"": self.model})
         if self.state is not None:
-            self.starts = {name: self.state.current(name) for name in self.starts}
+            self.starts = self._now()
 
     def enter(self) -> None:
         """Before a slice."""
@@ -173,7 +173,12 @@ class Counters:
             moved = [name for name in differing(self.state, after) if not name.startswith(LENGTH)]
             moved = [name for name in moved if {type(v.get(name)) for v in (before, after.values)} <= _NUMBERS]
             self.starts = {**{name: before[name] for name in moved}, **self.starts}
-        self.ends = {name: self.state.current(name) for name in self.starts}
+        self.ends = self._now()
+
+    def _now(self) -> dict[str, Any]:
+        """The numbers by now, without those that a list or deque no longer has."""
+        found = {name: self.state.current(name, ...) for name in self.starts if self.state is not None}
+        return {name: value for name, value in found.items() if value is not ...}
 
     def finish(self) -> None:
         """After the last slice; all ranks call it together."""

@@ -1,35 +1,43 @@
 """What a model's code may move beside parameters: found, kept, put back, compared.
 
 Buffers, attributes, what is in lists, dicts and objects, generators, variables of closures, class attributes and the
-globals that the code names. Not reached: what C++ or another library's objects hold, generators and most
-iterators, files, other processes.
+globals that the code names; modules, parameters and optimizers that are no part of the model. Not reached: what C++ or
+another library's objects hold, generators and most iterators, files, other processes.
 """
 
 import dis
 import hashlib
 import inspect
 import itertools
+import queue
 import random
 import sys
+import threading
 import types
 import warnings
-from collections import deque
+from array import array
+from collections import UserDict, UserList, deque
 from collections.abc import Callable, Iterable, Iterator, Set
 from contextlib import contextmanager, suppress
 from copy import deepcopy
 from enum import Enum
 from functools import cache, partial
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), np.generic, torch.dtype, torch.device, torch.Size, Enum)
-_CONTAINERS = (list, dict, set, deque, bytearray)
+_PACKED = (bytearray, array)  # of numbers alone
+_CONTAINERS = (list, dict, set, deque, *_PACKED)
+# Python's own, with attributes
+_HOLDERS = (types.SimpleNamespace, threading.local, queue.Queue, UserDict, UserList, WeakKeyDictionary)
 _ITERATORS = (itertools.count, itertools.cycle, *map(type, (iter([]), iter(()), iter(range(0)), iter(""))))
 _LIBRARIES = {*sys.stdlib_module_names, "torch", "torchvision", "timm", "numpy", "lockstep"} - {"__main__"}
-_SCHEDULES = ("torch.optim.lr_scheduler", "timm.scheduler")  # of libraries, whose state a hook may move all the same
+# of libraries, whose state a hook or forward may move all the same
+_MOVED = ("torch.optim.lr_scheduler", "timm.scheduler", "torch.amp.grad_scaler", "torch.cuda.amp.grad_scaler")
 _LARGE = 1 << 26  # bytes of a tensor that is no buffer: it is taken for data
 _LONG = 256  # elements of a container that are looked at one by one
 _OTHERS = {"_parameters", "_modules", "_non_persistent_buffers_set"}  # of a module; FSDP swaps its parameters there
@@ -59,6 +67,9 @@ class HiddenState:
         self._holders: dict[str, dict[str, Any]] = {}  # name -> the attributes of what has it
         self._functions: dict[str, int] = {}  # how many of a name there are, as one makes a hook for each layer
         self._setters: dict[str, Callable[[Any], object]] = {}  # name -> gives it another value
+        modules = [root for root in roots.values() if isinstance(root, nn.Module)]
+        # parameters that are everyone's business; None: all are, as an optimizer's
+        self.own = {id(p) for root in modules for p in root.parameters()} if modules else None
         for name, root in roots.items():
             self._visit(root, name)
         if devices is not None:
@@ -72,14 +83,21 @@ class HiddenState:
         path, _, attribute = name.rpartition(".")
         if place is None and path in self._holders and attribute.isidentifier():
             place = partial(self._holders[path].__setitem__, attribute)  # what the first pass would make
-        if place is not None:
+        if place is None:
+            return False
+        try:
             place(value)
-        return place is not None
+        except IndexError:  # of a list that has become shorter
+            return False
+        return True
 
-    def current(self, name: str) -> Any:
-        """The value that what has this name has by now, of an attribute or a variable."""
-        place: Any = self._setters[name]
-        return getattr(*place.args) if place.func is setattr else place.func.__self__[place.args[0]]
+    def current(self, name: str, default: Any = None) -> Any:
+        """The value that what has this name has by now, of an attribute or a variable; `default` where it is gone."""
+        place: Any = self._setters.get(name)
+        try:
+            return getattr(*place.args) if place.func is setattr else place.func.__self__[place.args[0]]
+        except (AttributeError, LookupError):
+            return default
 
     def reaches(self, objects: Iterable[Any]) -> bool:
         """Whether some of these modules or tensors were found; a module's own parameters are not looked for."""
@@ -118,15 +136,18 @@ class HiddenState:
                     visit(self, value, name)
                     return
             own = not _is_library(type(value).__module__)
-            if hasattr(value, "__dict__") and (own or type(value).__module__.startswith(_SCHEDULES)):
+            library = isinstance(value, _HOLDERS) or type(value).__module__.startswith(_MOVED)
+            if hasattr(value, "__dict__") and (own or library):
                 self._keep_dict(vars(value), name, value)
-                if own:
-                    self._visit(type(value), type(value).__name__)
+            if own:
+                self._keep_slots(value, name)
+                self._visit(type(value), type(value).__name__)
 
     def _visit_tensor(self, value: Tensor, name: str, limit: int = _LARGE) -> None:
         if value.requires_grad and value.is_leaf:
             self.trained[name] = value
-        if isinstance(value, nn.Parameter) or hasattr(value, "full_tensor") or value.device.type == "meta":
+        own = isinstance(value, nn.Parameter) and (self.own is None or id(value) in self.own)
+        if own or hasattr(value, "full_tensor") or value.device.type == "meta":
             self._kept.setdefault(id(value), (value, _nothing))
             return
         if value.layout is torch.strided and value.nbytes <= limit:
@@ -153,7 +174,7 @@ class HiddenState:
         copy = list(value)
         self.containers[name] = value, len(copy)
         self._kept[id(value)] = value, partial(_set_container, value, copy)
-        if len(copy) > _LONG or isinstance(value, set | bytearray):
+        if len(copy) > _LONG or isinstance(value, (set, *_PACKED)):
             self.values[name] = (set if isinstance(value, set) else tuple)(v for v in copy if isinstance(v, _PLAIN))
             return
         self.values[LENGTH + name] = len(copy)
@@ -178,6 +199,15 @@ class HiddenState:
         for i, (key, value) in enumerate([*items.items()][: None if keys is not None else 4 * _LONG]):
             full = f"{name}[{_called(key, i)}]" if inner else f"{name}.{key}".lstrip(".")
             self._visit(value, full, partial(held.__setitem__, key))
+
+    def _keep_slots(self, value: Any, name: str) -> None:
+        self._kept.setdefault(id(value), (value, _nothing))
+        slots = (vars(kind).get("__slots__", ()) for kind in type(value).__mro__)
+        for key in (key for each in slots for key in ([each] if isinstance(each, str) else each)):
+            if key != "__dict__" and (held := getattr(value, key, _MISSING)) is not _MISSING:
+                place = partial(setattr, value, key)
+                self._kept[id(value), key] = value, partial(place, held)
+                self._visit(held, f"{name}.{key}", place)
 
     def _visit_script(self, module: torch.jit.ScriptModule, name: str) -> None:
         """Of what torch.jit compiled: tensors stay in their places, which are C++'s."""
@@ -209,6 +239,7 @@ class HiddenState:
             self._kept[id(p), "trained"] = p, partial(p.requires_grad_, p.requires_grad)
             if p.requires_grad:
                 self.trained[prefix + key] = p
+            self._visit(p, prefix + key)
         self._visit(type(module), type(module).__name__)
         for key, child in module.named_children():
             self._visit(child, prefix + key)
@@ -285,7 +316,7 @@ def _fill(container: Any, value: Any) -> bool:
     match container, value:
         case dict(), dict():
             _set_dict(container, value, True)
-        case (set(), set()) | (list() | deque() | bytearray(), list() | tuple() | deque()):
+        case (set(), set()) | (list() | deque() | bytearray() | array(), list() | tuple() | deque()):
             _set_container(container, [*value])
         case _:
             return False
@@ -319,6 +350,8 @@ def _set_array(array: np.ndarray, copy: np.ndarray) -> None:
 def _set_container(container: Any, copy: list[Any]) -> None:
     if isinstance(container, list | bytearray):
         container[:] = copy
+    elif isinstance(container, array):
+        container[:] = array(container.typecode, copy)
     elif not isinstance(container, set) or container != set(copy):  # filled anew it may have another order
         container.clear()
         (container.update if isinstance(container, set) else container.extend)(copy)
@@ -357,8 +390,11 @@ def _visit_generator(state: HiddenState, value: Any, name: str) -> None:
 
 
 def _visit_optimizer(state: HiddenState, value: torch.optim.Optimizer, name: str) -> None:
-    """What a class of a user's adds to it, and keeps itself; the rest is its state_dict's."""
-    state._keep_dict(vars(value), name, value, vars(value).keys() - _torchs_own())
+    """What a class of a user's adds to it, and keeps itself; of one that trains none of the model's parameters, all.
+    The rest is its state_dict's."""
+    trained = {id(p) for group in value.param_groups for p in group["params"]}
+    others = state.own is not None and state.own.isdisjoint(trained)
+    state._keep_dict(vars(value), name, value, vars(value).keys() - (set() if others else _torchs_own()))
     state._visit(type(value), type(value).__name__)
 
 
@@ -405,7 +441,7 @@ _VISITS: tuple[tuple[Any, Callable[[HiddenState, Any, str], None]], ...] = (
     (_ITERATORS, _visit_iterator),
     (types.FunctionType, HiddenState._visit_function),
     (types.MethodType, _visit_parts(lambda method: (method.__func__, method.__self__))),
-    (partial, _visit_parts(lambda value: (value.func, *value.args, *value.keywords.values()))),
+    (partial, _visit_parts(lambda value: (value.func, *value.args, value.keywords))),
     (torch.optim.Optimizer, _visit_optimizer),
     ((staticmethod, classmethod), _visit_parts(lambda value: (value.__func__,))),
     (property, _visit_parts(lambda value: filter(None, (value.fget, value.fset)))),

@@ -24,7 +24,7 @@ from lockstep.data.agreement import require_same, unsteady
 from lockstep.data.augment import Augment, Mixing
 from lockstep.data.cache import keep
 from lockstep.data.image_sets import ImageSet, table_on
-from lockstep.data.loaders import EvalLoader, TrainLoader, reader
+from lockstep.data.loaders import EvalLoader, Samples, TrainLoader, reader
 from lockstep.data.order import Classes, Order, Windows, labels_of
 from lockstep.data.shards import ShardSet
 from lockstep.distributed import loader_workers, warm
@@ -100,7 +100,14 @@ def load_data(
     where, skip = config.execution.cache, config.data.skip_broken
     if where or skip:
         sets = keep(sets, where, skip, world)
-    sentences = unsteady(sets, world)
+    augmented, by = None, ""
+    if law != "off" and any(":" in spec for spec in config.data.augment):
+        from lockstep.data.transforms import is_own, tried_transforms  # imports torchvision, 1.5 s
+
+        if own := [spec for spec in config.data.augment if is_own(spec)]:
+            by = f" with --augment {' '.join(own)}"
+            augmented = Samples(sets[0], tried_transforms(config.data.augment, config.seed, sets[0])).read
+    sentences = unsteady(sets, world, augmented, by)
     makes = None
     if again and given is None and is_code(config.data.dataset):
         makes = partial(sources.load, config.data, folder, config.seed, World.single())
@@ -391,7 +398,7 @@ def assemble(config: Config, world: World, dtype: torch.dtype | None = None) -> 
         law=config.execution.law,
     )
     step.own_loop = False
-    if sentence:
+    if any(each.startswith("weights will differ") for each in said):
         step.check.note_said()
     notes += schedules.never_reached(optim, config.epochs)
     notes += [f"note: {each}. --law off looks no more, --law strict ends the run" for each in said]

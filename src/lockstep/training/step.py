@@ -316,13 +316,15 @@ class TrainStep:
         if {*map(id, named.values())} != {*map(id, self.named.values())}:
             self.named = named
             self.sync.take_parameters()
-        self._groups = [*self.optimizer.param_groups]
-        self.parameters = [p for group in self._groups for p in group["params"]]
-        own = {*map(id, self.parameters)}
+        groups = self.optimizer.param_groups
+        self._held = [*groups, *(p for group in groups for p in group["params"])]
+        own = {*map(id, self._held)}
+        # in the model's order: that of an optimizer made of a set is another one in each process
+        self.parameters = [p for p in self.named.values() if id(p) in own]
         # of another optimizer, perhaps: no gradient of theirs goes into a step, none is lost, and none is left by it
         self._others = [p for p in self.named.values() if id(p) not in own]
         self._needed = [] if self.sync.skips_unused else [p for p in self.parameters if p.requires_grad]
-        for group in self._groups if self.schedule is not None else ():
+        for group in groups if self.schedule is not None else ():
             group.setdefault("initial_lr", group["lr"])
 
     def __call__(self, batch: Batch, *others: object) -> Tensor:
@@ -404,8 +406,7 @@ class TrainStep:
         """Set the rates of the optimizer's groups; some may be new, or hold other parameters."""
         groups = self.optimizer.param_groups
         now = [*groups, *(p for group in groups for p in group["params"])]
-        held = [*self._groups, *self.parameters]
-        if len(now) != len(held) or not all(map(is_, now, held)):
+        if len(now) != len(self._held) or not all(map(is_, now, self._held)):
             self._take_groups()
         if self.schedule is not None:
             factor = self.schedule(samples)
