@@ -40,8 +40,8 @@ MAX_FILE, MAX_FUNCTION, SMALL_FILE, MAX_SMALL_FILES = 600, 60, 60, 40
 BUDGETS = {
     "config": (1754, "config"),
     "data": (5132, "data"),
-    "training": (5880, "training"),
-    "gradients and draws": (4050, "parallel rng"),
+    "training": (5881, "training"),
+    "gradients and draws": (4051, "parallel rng"),
     "processes": (2995, "distributed"),
     "state and monitoring": (3600, "checkpoint monitoring"),
     "models and their use": (1722, "models inference cli errors randomness __init__ __main__"),
@@ -56,7 +56,7 @@ BUDGETS = {
     "machines": (1090, "commands/doctor commands/launch_script"),
     "everyday commands": (1473, "commands"),  # all others
 }
-MAX_LINES, MAX_FILES = 38_481, 260
+MAX_LINES, MAX_FILES = 38_483, 260
 
 
 def module_name(path: Path) -> str:

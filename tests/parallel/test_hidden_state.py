@@ -33,6 +33,12 @@ class MoreSlots(Slots):
         self.more = [0]
 
 
+@dataclass(frozen=True, slots=True, weakref_slot=True)
+class Frozen:
+    numbers: list[int]
+    __private: int = 0
+
+
 class PlainObject:
     n = 0
 
@@ -47,14 +53,14 @@ def bump(holder: Any, key: Any) -> float:
 
 
 @torch.no_grad()
-def shifted(holder: Any, _: Any = None) -> float:
+def shifted(holder: Any) -> float:
     for value in holder.values() if isinstance(holder, dict) else holder:
         for p in value.parameters() if isinstance(value, nn.Module) else [value]:
             p.add_(1)
     return float(p.flatten()[0])
 
 
-def trained(holder: tuple[nn.Parameter, torch.optim.Optimizer], _: Any) -> float:
+def trained(holder: tuple[nn.Parameter, torch.optim.Optimizer]) -> float:
     p, optimizer = holder
     p.grad = torch.ones_like(p)
     optimizer.step()
@@ -79,7 +85,7 @@ def numbers() -> "queue.Queue[int]":
     return made
 
 
-def taken(holder: Any, _: Any) -> float:
+def taken(holder: Any) -> float:
     holder.put(held := holder.get() + 1)
     return float(held)
 
@@ -108,17 +114,18 @@ HOLDERS: dict[str, tuple[Callable[[], Any], Callable[[Any], float]]] = {
     "an object": (PlainObject, lambda h: bump(h, "n")),
     "a class": (lambda: type("Kind", (), {"n": 0}), lambda h: bump(h, "n")),
     "slots": (Slots, lambda h: bump(h, "n")),
+    "a list in frozen slots": (lambda: Frozen([0]), lambda h: bump(h.numbers, 0)),
     "a list in slots": (MoreSlots, lambda h: bump(h.more, 0) + bump(h, "n")),
     "a namespace": (lambda: types.SimpleNamespace(n=0), lambda h: bump(h, "n")),
     "a thread's own": (local, lambda h: bump(h, "n")),
-    "a queue": (numbers, lambda h: taken(h, None)),
+    "a queue": (numbers, taken),
     "a partial": (lambda: functools.partial(dict, n=[0], m=0), lambda h: bump(h.keywords["n"], 0) + h.keywords["m"]),
     "a partial's own words": (lambda: functools.partial(dict, n=0), lambda h: bump(h.keywords, "n")),
     "a module in a list": (lambda: [nn.Linear(1, 1, dtype=torch.float64)], shifted),
     "a frozen module in a dict": (lambda: {"t": nn.Linear(1, 1).requires_grad_(False)}, shifted),
     "a parameter in a list": (lambda: [nn.Parameter(torch.zeros(1))], shifted),
-    "SGD of another parameter": (lambda: with_optimizer(torch.optim.SGD, momentum=0.9), lambda h: trained(h, None)),
-    "Adam of another parameter": (lambda: with_optimizer(torch.optim.Adam), lambda h: trained(h, None)),
+    "SGD of another parameter": (lambda: with_optimizer(torch.optim.SGD, momentum=0.9), trained),
+    "Adam of another parameter": (lambda: with_optimizer(torch.optim.Adam), trained),
     "torch's generator": (torch.Generator, lambda h: float(torch.rand((), generator=h))),
     "numpy's generator": (lambda: np.random.default_rng(0), lambda h: h.random()),
     "a count": (itertools.count, lambda h: float(next(h))),
@@ -189,8 +196,4 @@ def test_what_a_list_no_longer_has_is_not_there() -> None:
     assert state.current("held[1]") == 3.0
     model.held.pop()
     assert not state.give("held[1]", 4.0)
-    assert [state.current("held[0]"), state.current("held[1]", None), state.current("held[5]", None)] == [
-        1.0,
-        None,
-        None,
-    ]
+    assert [state.current(f"held[{i}]", "gone") for i in (0, 1, 5)] == [1.0, "gone", "gone"]

@@ -68,7 +68,7 @@ class HiddenState:
         self._functions: dict[str, int] = {}  # how many of a name there are, as one makes a hook for each layer
         self._setters: dict[str, Callable[[Any], object]] = {}  # name -> gives it another value
         modules = [root for root in roots.values() if isinstance(root, nn.Module)]
-        # parameters that are everyone's business; None: all are, as an optimizer's
+        # the parameters of these, which are not copied; None: there is no module, and none is, as of an optimizer
         self.own = {id(p) for root in modules for p in root.parameters()} if modules else None
         for name, root in roots.items():
             self._visit(root, name)
@@ -202,12 +202,12 @@ class HiddenState:
 
     def _keep_slots(self, value: Any, name: str) -> None:
         self._kept.setdefault(id(value), (value, _nothing))
-        slots = (vars(kind).get("__slots__", ()) for kind in type(value).__mro__)
-        for key in (key for each in slots for key in ([each] if isinstance(each, str) else each)):
-            if key != "__dict__" and (held := getattr(value, key, _MISSING)) is not _MISSING:
-                place = partial(setattr, value, key)
-                self._kept[id(value), key] = value, partial(place, held)
-                self._visit(held, f"{name}.{key}", place)
+        for kind in (each for each in type(value).__mro__ if "__slots__" in vars(each)):
+            for key, slot in vars(kind).items():
+                if isinstance(slot, types.MemberDescriptorType) and hasattr(value, key):
+                    held = getattr(value, key)
+                    self._kept[id(value), key] = value, partial(slot.__set__, value, held)  # of a frozen one, too
+                    self._visit(held, f"{name}.{key}", partial(setattr, value, key))
 
     def _visit_script(self, module: torch.jit.ScriptModule, name: str) -> None:
         """Of what torch.jit compiled: tensors stay in their places, which are C++'s."""
@@ -239,7 +239,8 @@ class HiddenState:
             self._kept[id(p), "trained"] = p, partial(p.requires_grad_, p.requires_grad)
             if p.requires_grad:
                 self.trained[prefix + key] = p
-            self._visit(p, prefix + key)
+            if self.own is not None and id(p) not in self.own:
+                self._visit(p, prefix + key)
         self._visit(type(module), type(module).__name__)
         for key, child in module.named_children():
             self._visit(child, prefix + key)

@@ -102,11 +102,12 @@ def load_data(
         sets = keep(sets, where, skip, world)
     augmented, by = None, ""
     if law != "off" and any(":" in spec for spec in config.data.augment):
-        from lockstep.data.transforms import is_own, tried_transforms  # imports torchvision, 1.5 s
+        from lockstep.data.transforms import Transforms, is_own  # imports torchvision, 1.5 s
 
         if own := [spec for spec in config.data.augment if is_own(spec)]:
             by = f" with --augment {' '.join(own)}"
-            augmented = Samples(sets[0], tried_transforms(config.data.augment, config.seed, sets[0])).read
+            transforms = Transforms(config.data.augment, config.seed, sets[0].shape, sets[0].mean)
+            augmented = Samples(sets[0], transforms).read
     sentences = unsteady(sets, world, augmented, by)
     makes = None
     if again and given is None and is_code(config.data.dataset):
