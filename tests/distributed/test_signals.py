@@ -15,8 +15,8 @@ STOPPABLE = """
 import os, signal, sys, time
 from lockstep.distributed.signals import STOPS, raise_once
 raise_once(STOPS, lambda: {reason})
-print("ready", flush=True)
 try:
+    os.write(1, b"ready\\n")  # in one piece, and within: the signal comes as soon as it is read
     {body}
 except BaseException as error:
     print("ended by", type(error).__name__, flush=True)
